@@ -1,0 +1,167 @@
+"""`memcorr collect`: the paired demonstrations, in parallel, resumable, the same bytes every time.
+
+Each demonstration depends on its scene alone and is written whole or not at all, so neither the
+number of workers nor an interruption can change what ends up in the folder.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from .contact_sheet import write_contact_sheet
+from .demos import LAYOUT, Store, demonstration_path, read_demonstration, write_demonstration
+from .errors import UserError
+from .expert import act
+from .files import TEMPORARY, output_folder, read_json, write_json
+from .protocol import PROTOCOL, TASKS, Task
+from .scenes import Scene, demonstration_scenes
+from .sim import DoorWorld
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the expert achieved in one demonstration."""
+
+    first_success: int | None  # step after which the flag is first true
+    held: bool  # true from then on
+
+
+@cache
+def _world() -> DoorWorld:
+    """One world, and so one GL context, per process."""
+    return DoorWorld()
+
+
+def run_expert(world: DoorWorld, scene: Scene, task: Task) -> Outcome:
+    """The expert for 200 steps, without rendering."""
+    world.reset(scene)
+    flags = []
+    for _ in range(PROTOCOL.episode_steps):
+        world.step(act(world, task))
+        flags.append(world.success(task))
+    return judge(flags)
+
+
+def judge(flags: list[bool]) -> Outcome:
+    if True not in flags:
+        return Outcome(None, False)
+    first = flags.index(True)
+    return Outcome(first, all(flags[first:]))
+
+
+def record(root: Path, scene: Scene, task: Task) -> Outcome:
+    """One demonstration, from reset to disk. Runs in a worker process."""
+    world = _world()
+    world.reset(scene)
+    frames, actions, joints, poses, flags = [], [], [], [], []
+    for _ in range(PROTOCOL.episode_steps):
+        action = act(world, task)
+        frames.append(world.observe())
+        actions.append(action)
+        joints.append(world.door_joint)
+        poses.append(world.T_world_door)
+        world.step(action)
+        flags.append(world.success(task))
+    outcome = judge(flags)
+    if not outcome.held:
+        raise RuntimeError(f"the expert did not {task} and hold the door of pair {scene.index}")
+    write_demonstration(
+        demonstration_path(root, scene.index, task),
+        frames,
+        np.stack(actions),
+        np.array(joints),
+        np.stack(poses),
+        pair=scene.index,
+        task=task,
+        u=scene.u,
+    )
+    return outcome
+
+
+def prepare(root: Path, pairs: int, seed: int) -> list[tuple[Scene, Task]]:
+    """Checks or writes the manifest; returns the demonstrations that are still missing."""
+    scenes = demonstration_scenes(seed, pairs)
+    manifest = {"layout": LAYOUT, "pairs": pairs, "seed": seed, "protocol": asdict(PROTOCOL)}
+    path = output_folder(root) / "collection.json"
+    if path.exists():
+        present = read_json(path)
+        for key in ("layout", "seed"):
+            if present.get(key) != manifest[key]:
+                raise UserError(
+                    f"{root} holds demonstrations with {key} {present.get(key)}, not {manifest[key]}; "
+                    "choose another --out"
+                )
+        if pairs < present["pairs"]:
+            raise UserError(f"{root} already holds {present['pairs']} pairs; choose another --out or --pairs")
+    for leftover in root.glob(f"*{TEMPORARY}"):  # of an earlier run that was killed
+        leftover.unlink()
+    missing = []
+    for scene in scenes:
+        for task in TASKS:
+            file = demonstration_path(root, scene.index, task)
+            if not file.exists():
+                missing.append((scene, task))
+            else:
+                read_demonstration(file)  # complains about a damaged one before any work
+    write_json(path, manifest)
+    return missing
+
+
+def collect(root: Path, pairs: int = PROTOCOL.pairs, seed: int = 0, workers: int = 2) -> None:
+    """Records what is missing, then checks the pairs and writes the contact sheet."""
+    jobs = prepare(root, pairs, seed)
+    done = 2 * pairs - len(jobs)
+    # "spawn": a forked child would inherit the parent's GL state.
+    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+    try:
+        futures = [pool.submit(record, root, scene, task) for scene, task in jobs]
+        bar = tqdm(as_completed(futures), "collect", total=2 * pairs, initial=done, unit="demo", smoothing=0.05)
+        for future in bar:
+            future.result()
+    except BrokenProcessPool:
+        raise UserError("a worker process was killed (out of memory?); run the same command to continue") from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+    store = Store.open(root)
+    print(describe(store))
+    sheet = write_contact_sheet(store, root / "contact-sheet.png")
+    print(f"wrote {2 * pairs} demonstrations and {sheet.name} to {root}; {peak_memory(workers)}")
+
+
+def peak_memory(workers: int) -> str:
+    """An upper bound: this process plus every worker at the largest worker's peak."""
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    return f"peak memory at most {(own + workers * child) / 2**20:.2f} GiB"
+
+
+def first_chunk_cosine(store: Store, pair: int) -> float:
+    """Cosine between the displacements of the opening and the closing chunk of frame zero."""
+    a, b = (store.demonstration(pair, task).action[: PROTOCOL.chunk, :3].ravel() for task in TASKS)
+    return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
+
+
+def describe(store: Store) -> str:
+    """The properties that the counterfactual objective stands on, measured on the store."""
+    for pair in range(len(store)):
+        a, b = (store.demonstration(pair, task) for task in TASKS)
+        frames = (a.frame(0), b.frame(0))
+        same = all(np.array_equal(getattr(frames[0], k), getattr(frames[1], k)) for k in ("rgb", "depth", "mask"))
+        if not (same and np.array_equal(a.robot_state[0], b.robot_state[0])):
+            raise UserError(f"pair {pair} in {store.root} does not start from one shared state; collect it again")
+    cosine = np.mean([first_chunk_cosine(store, pair) for pair in range(len(store))])
+    displacement = np.concatenate([d.action[:, :3] for d in store.demonstrations(range(len(store)))])
+    saturated = np.mean(np.abs(displacement) >= 0.999)
+    return (
+        f"{len(store)} pairs start from bit-equal states and images; first-chunk cosine open/close "
+        f"{cosine:+.2f}; displacement components at +-1: {100 * saturated:.2f} %"
+    )

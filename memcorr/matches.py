@@ -1,0 +1,55 @@
+"""Sixteen point pairs between a reference frame and the live scene, in one world frame.
+
+Whatever produced them (a matcher, the simulator's ground truth, a corruption), everything
+downstream sees only `Matches`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .camera import Array
+from .protocol import PROTOCOL
+
+MIN_VALID = 4  # fewer valid points than this empty the whole condition
+
+# The ground truth's fixed points in the door's frame (x along the door from the hinge, y behind
+# it, z up): the bar, the stem and the base of the handle, metres.
+HANDLE_POINTS: Array = np.array(
+    [(x, -0.12 + dy, dz) for x in (0.31, 0.35, 0.40, 0.45) for dy, dz in ((0.0, 0.019), (-0.019, 0.0))]
+    + [(0.325, y, dz) for y in (-0.10, -0.06, -0.03) for dz in (0.013, -0.013)]
+    + [(0.30, -0.018, 0.0), (0.35, -0.018, 0.0)]
+)
+assert HANDLE_POINTS.shape == (PROTOCOL.points, 3)
+
+
+@dataclass(frozen=True)
+class Matches:
+    """Point pairs of one replanning decision, or of a batch of them (leading axes)."""
+
+    p_ref: Array  # (..., 16, 3) metres, world frame; finite also where invalid
+    p_live: Array  # (..., 16, 3) metres, world frame; finite also where invalid
+    confidence: Array  # (..., 16) in [0, 1]
+    valid: NDArray[np.bool_]  # (..., 16)
+
+
+def transform(T: Array, p: Array) -> Array:
+    """Applies 4x4 transforms (..., 4, 4) to points (..., n, 3)."""
+    return p @ np.swapaxes(T[..., :3, :3], -1, -2) + T[..., None, :3, 3]
+
+
+def ground_truth_matches(T_world_door_ref: Array, T_world_door_live: Array) -> Matches:
+    """The fixed handle points carried by the door's pose in both scenes (confidence 1)."""
+    p_ref = transform(T_world_door_ref, HANDLE_POINTS)
+    p_live = transform(T_world_door_live, HANDLE_POINTS)
+    return Matches(p_ref, p_live, np.ones(p_ref.shape[:-1]), np.ones(p_ref.shape[:-1], bool))
+
+
+def residuals(matches: Matches, T_world_door_ref: Array, T_world_door_live: Array) -> Array:
+    """Error diagnostic: estimated live point minus the estimated reference point carried by the
+    door's motion, metres, world frame (..., 16, 3). Uses simulator truth; never a policy input."""
+    T_live_ref = T_world_door_live @ np.linalg.inv(T_world_door_ref)
+    return matches.p_live - transform(T_live_ref, matches.p_ref)

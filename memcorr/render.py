@@ -1,0 +1,96 @@
+"""RGB, metric depth and the visible door mask in two cheap passes.
+
+Pass one draws everything and reads colour and depth together. Pass two draws the door alone
+and reads depth: a pixel shows the door exactly where both depths agree. Shadows, reflections
+and multisampling are off (multisampling would average depth across edges) and sites are hidden
+(the goal site would tell the task).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .camera import Array, Camera
+from .gl import mujoco
+
+DOOR_GROUP = 5  # groups 0-2 hold what is seen, 4 the collision shapes
+
+
+class DoorRenderer:
+    """Owns the process's GL context. Make one per process, in the process that uses it."""
+
+    def __init__(self, model: mujoco.MjModel, camera: str, door_body: str, max_size: int = 480) -> None:
+        model.vis.quality.offsamples = 0
+        model.vis.global_.offwidth = model.vis.global_.offheight = max_size
+        self.model = model
+        self._camera = model.camera(camera).id
+        self._viewpoint = mujoco.MjvCamera()
+        self._viewpoint.type = mujoco.mjtCamera.mjCAMERA_FIXED
+        self._viewpoint.fixedcamid = self._camera
+
+        door = (model.geom_bodyid == model.body(door_body).id) & (model.geom_group <= 2)
+        model.geom_group[door] = DOOR_GROUP
+
+        self._everything, self._door_only = mujoco.MjvOption(), mujoco.MjvOption()
+        self._everything.geomgroup[DOOR_GROUP] = 1
+        self._door_only.geomgroup[:] = 0
+        self._door_only.geomgroup[DOOR_GROUP] = 1
+        for option in (self._everything, self._door_only):
+            option.sitegroup[:] = 0
+        self._scene = mujoco.MjvScene(model, maxgeom=1000)
+        for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
+            self._scene.flags[flag] = 0
+
+        self._gl = mujoco.GLContext(max_size, max_size)
+        self._gl.make_current()
+        self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
+        self._context.readDepthMap = mujoco.mjtDepthMap.mjDEPTH_ZEROFAR
+
+    def camera(self, data: mujoco.MjData, size: int) -> Camera:
+        """Intrinsics from the field of view, extrinsics from the camera's current pose."""
+        T = np.eye(4)
+        T[:3, :3] = data.cam_xmat[self._camera].reshape(3, 3) * np.array([1.0, -1.0, -1.0])
+        T[:3, 3] = data.cam_xpos[self._camera]
+        return Camera.from_fovy(float(self.model.cam_fovy[self._camera]), size, T)
+
+    def render(
+        self, data: mujoco.MjData, size: int
+    ) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.bool_], Camera]:
+        """RGB (size, size, 3), metric depth (size, size), door mask (size, size), camera."""
+        camera = self.camera(data, size)
+        self._gl.make_current()
+        rgb = np.empty((size, size, 3), np.uint8)
+        z_all = self._draw(data, self._everything, size, rgb)
+        z_door = self._draw(data, self._door_only, size, None)
+        mask = (z_door > 0) & (z_door == z_all)
+        return rgb[::-1].copy(), self._metric(z_all)[::-1].copy(), mask[::-1].copy(), camera
+
+    def _draw(
+        self, data: mujoco.MjData, option: mujoco.MjvOption, size: int, rgb: NDArray[np.uint8] | None
+    ) -> NDArray[np.float32]:
+        """Draws what `option` selects; returns the raw (reversed, 0 = far) depth buffer."""
+        mujoco.mjv_updateScene(
+            self.model, data, option, None, self._viewpoint, mujoco.mjtCatBit.mjCAT_ALL, self._scene
+        )
+        self._scene.flags[mujoco.mjtRndFlag.mjRND_SKYBOX] = rgb is not None
+        view = mujoco.MjrRect(0, 0, size, size)
+        mujoco.mjr_render(view, self._scene, self._context)
+        depth = np.empty((size, size), np.float32)
+        mujoco.mjr_readPixels(rgb, depth, view, self._context)
+        return depth
+
+    def _metric(self, z: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Reversed depth buffer (1 at the near plane, 0 at infinity's side) to metres."""
+        extent = self.model.stat.extent
+        near = np.float32(self.model.vis.map.znear * extent)
+        far = np.float32(self.model.vis.map.zfar * extent)
+        # Inverse of the OpenGL projection in reversed-Z mode, float32 coefficients as glFrustum's.
+        c = np.float32(0.5) * ((far + near) / (far - near)) - np.float32(0.5)
+        d = (far * near) / (far - near)
+        return (d / (z.astype(np.float64) + c)).astype(np.float32)
+
+    def close(self) -> None:
+        self._context.free()
+        self._gl.free()
