@@ -33,7 +33,7 @@ class Camera:
         K = np.array([[f, 0.0, size / 2], [0.0, f, size / 2], [0.0, 0.0, 1.0]])
         return Camera(K=K, T_world_cam=T_world_cam)
 
-    def lift(self, uv: NDArray[np.floating], depth: NDArray[np.floating]) -> Array:
+    def lift(self, uv: NDArray, depth: NDArray[np.floating]) -> Array:
         """Pi^-1: pixels (..., 2) with metric z-depth (...) to world points (..., 3)."""
         uv = np.asarray(uv, np.float64)
         z = np.asarray(depth, np.float64)

@@ -29,7 +29,7 @@ def masked(frame: Frame) -> NDArray[np.uint8]:
 def shaded(frame: Frame) -> NDArray[np.uint8]:
     """Depth as grey: near is light."""
     near, far = DEPTH_RANGE
-    grey = np.clip((far - frame.depth) / (far - near), 0, 1) * 255
+    grey = np.where(frame.depth > 0, np.clip((far - frame.depth) / (far - near), 0, 1) * 255, 0)
     return np.repeat(grey[..., None], 3, axis=2).astype(np.uint8)
 
 

@@ -4,7 +4,7 @@ A store is a folder: `collection.json` says how it was made, `pair-017-open.h5` 
 demonstration of T = 200 steps. Row t of every dataset is what was seen *before* action t:
 
     rgb          (T, H, W, 3) uint8
-    depth        (T, H, W)    float32  metres along the optical axis
+    depth        (T, H, W)    float32  metres along the optical axis; 0 = no return
     mask         (T, H, W)    bool     visible pixels of the object
     K            (T, 3, 3)    float64  intrinsics, continuous image plane
     T_world_cam  (T, 4, 4)    float64  OpenCV camera axes -> world
@@ -70,9 +70,7 @@ class Demonstration:
         """The frames `ts`, in the order asked for."""
         with opened(self.path) as f:
             rgb, depth, mask = f["rgb"], f["depth"], f["mask"]
-            return [
-                Frame(rgb[t], depth[t], mask[t], self.camera(t), self.robot_state[t], self.gripper[t]) for t in ts
-            ]
+            return [Frame(rgb[t], depth[t], mask[t], self.camera(t), self.robot_state[t], self.gripper[t]) for t in ts]
 
 
 def opened(path: Path) -> h5py.File:

@@ -166,12 +166,10 @@ class DoorWorld:
         return bool(distance <= SUCCESS_RADIUS)
 
     def touching(self) -> bool:
-        """Whether the robot touches the door in the current state."""
+        """Whether anything touches the door in the current state."""
         mujoco.mj_forward(self.model, self.data)
-        root = self.model.body_rootid
-        doors = {self._door_body}
-        bodies = self.model.geom_bodyid[self.data.contact.geom]  # (contacts, 2)
-        return bool(np.any([(root[b] in doors) for pair in bodies for b in pair]))
+        touched = self.model.body_rootid[self.model.geom_bodyid[self.data.contact.geom]]
+        return bool((touched == self._door_body).any())
 
     def observe(self) -> Frame:
         """What the policy may see: RGB-D, visible door mask, camera, robot state, gripper."""

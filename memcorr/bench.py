@@ -1,0 +1,107 @@
+"""`memcorr bench`: every speed figure is a ratio against a named baseline of the same run.
+
+Ours and the baseline take turns, so that whatever else the machine does hits both; medians.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from .errors import UserError
+
+
+@dataclass(frozen=True)
+class Case:
+    ours: Callable[[], object]
+    baseline: Callable[[], object]
+    baseline_name: str
+    rounds: int = 30
+
+
+@dataclass(frozen=True)
+class Result:
+    name: str
+    ours_ms: float
+    baseline: str
+    baseline_ms: float
+    ratio: float
+
+
+def observe() -> Case:
+    """One observation (RGB, depth, mask) against three passes of the stock renderer."""
+    from .gl import mujoco
+    from .protocol import PROTOCOL
+    from .scenes import demonstration_scenes
+    from .sim import CAMERA_NAME, DoorWorld, build_model
+
+    scene = demonstration_scenes()[0]
+    world, stock_world = DoorWorld(), DoorWorld()
+    stock_world.model = build_model()  # untouched by our renderer's settings
+    for w in (world, stock_world):
+        w.reset(scene)
+    stock = mujoco.Renderer(stock_world.model, PROTOCOL.image_size, PROTOCOL.image_size)
+
+    def three_passes() -> None:
+        stock.update_scene(stock_world.data, CAMERA_NAME)
+        stock.render()
+        stock.enable_depth_rendering()
+        stock.render()
+        stock.enable_segmentation_rendering()
+        stock.render()
+        stock.disable_segmentation_rendering()
+
+    return Case(world.observe, three_passes, "three passes of mujoco.Renderer, stock settings")
+
+
+def step() -> Case:
+    """One control step against Meta-World's own."""
+    from .scenes import demonstration_scenes
+    from .sim import DoorWorld
+    from .stock import stock_env
+
+    world = DoorWorld()
+    world.reset(demonstration_scenes()[0])
+    env = stock_env("open", demonstration_scenes()[0])
+    env.max_path_length = 10**9
+    rng = np.random.default_rng(0)
+    action = rng.uniform(-0.3, 0.3, 4)
+    return Case(lambda: world.step(action), lambda: env.step(action), "Meta-World's SawyerDoorEnvV3.step", rounds=1000)
+
+
+CASES: dict[str, Callable[[], Case]] = {"observe": observe, "step": step}
+
+
+def measure(name: str, case: Case) -> Result:
+    def milliseconds(f: Callable[[], object]) -> float:
+        start = time.perf_counter()
+        f()
+        return 1e3 * (time.perf_counter() - start)
+
+    case.ours(), case.baseline()  # warm up
+    times = [(milliseconds(case.ours), milliseconds(case.baseline)) for _ in range(case.rounds)]
+    ours, baseline = (statistics.median(column) for column in zip(*times, strict=True))
+    return Result(name, ours, case.baseline_name, baseline, baseline / ours)
+
+
+def run(names: Iterable[str], as_json: bool) -> list[Result]:
+    chosen = list(names) or list(CASES)
+    for name in chosen:
+        if name not in CASES:
+            raise UserError(f"unknown benchmark {name!r}: choose from {', '.join(CASES)}")
+    results = []
+    for name in chosen:
+        results.append(result := measure(name, CASES[name]()))
+        if not as_json:
+            print(
+                f"{name:10} {result.ours_ms:9.3f} ms   {result.ratio:6.1f} x faster than "
+                f"{result.baseline} ({result.baseline_ms:.3f} ms)"
+            )
+    if as_json:
+        print(json.dumps([asdict(r) for r in results], indent=2))
+    return results

@@ -1,0 +1,56 @@
+"""`memcorr doctor`: what this machine has, what it lacks, and where missing things go."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+
+from .errors import UserError
+
+
+def _versions(*packages: str) -> str:
+    return ", ".join(f"{p} {version(p)}" for p in packages)
+
+
+def _renderer() -> str:
+    from .scenes import demonstration_scenes
+    from .sim import DoorWorld
+
+    world = DoorWorld()
+    world.reset(demonstration_scenes()[0])
+    frame = world.observe()
+    if not 100 < frame.mask.sum() < 2000:
+        raise UserError(f"rendered a frame in which the door covers {frame.mask.sum()} pixels; the GL driver is broken")
+    from OpenGL import GL
+
+    return f"{GL.glGetString(GL.GL_RENDERER).decode()} through {os.environ.get('MUJOCO_GL', 'the default')}"
+
+
+def _torch() -> str:
+    import torch
+
+    device = "CUDA" if torch.cuda.is_available() else "CPU only"
+    return f"torch {torch.__version__}, {device}, {torch.get_num_threads()} threads"
+
+
+CHECKS: dict[str, tuple[bool, Callable[[], str]]] = {  # needed, finding
+    "python": (True, lambda: f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
+    "cores": (True, lambda: str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())),
+    "simulator": (True, lambda: _versions("mujoco", "metaworld", "gymnasium")),
+    "rendering": (True, _renderer),
+    "torch": (False, _torch),
+}
+
+
+def examine() -> bool:
+    """Prints one line per check; true if everything that is needed is there."""
+    healthy = True
+    for name, (needed, finding) in CHECKS.items():
+        try:
+            print(f"  ok       {name:10} {finding()}")
+        except (UserError, ImportError, PackageNotFoundError, OSError, RuntimeError) as problem:
+            print(f"  {'MISSING' if needed else 'absent '}  {name:10} {problem}")
+            healthy &= not needed
+    return healthy

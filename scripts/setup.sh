@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Virtual environment, the package with its test tools, and the OpenGL libraries for headless rendering.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+python=${PYTHON:-python3}
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "setup: Python 3.10 or newer is needed (set PYTHON=...)" >&2; exit 2; }
+[ -x .venv/bin/pip ] || "$python" -m venv .venv || { echo "setup: venv is missing: apt-get install python3-venv" >&2; exit 2; }
+.venv/bin/pip install --quiet --editable '.[dev]'
+
+gl() { .venv/bin/python -c 'import memcorr.gl' 2>/dev/null; }
+if [ "$(uname)" = Linux ] && ! gl; then
+    packages="libegl1 libgl1-mesa-dri libopengl0"
+    if [ "$(id -u)" = 0 ]; then as=; elif sudo -n true 2>/dev/null; then as=sudo; else as=no; fi
+    if [ "$as" = no ] || ! command -v apt-get >/dev/null; then
+        echo "setup: OpenGL libraries are missing; run: sudo apt-get install -y $packages" >&2
+        exit 2
+    fi
+    $as apt-get update -qq
+    $as apt-get install -y -qq $packages >/dev/null
+    gl || { .venv/bin/memcorr doctor; exit 2; }
+fi
+.venv/bin/memcorr doctor
