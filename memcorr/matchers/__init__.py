@@ -1,0 +1,69 @@
+"""Dense matchers behind one small interface.
+
+    matcher = load_matcher("embedded")
+    reference = matcher.encode(crops)                    # once per reference frame
+    uv, confidence = matcher.match(reference, pixels, queries)
+
+Crops are 128x128 RGB. Pixels are array coordinates: (column, row), integers name pixel centres.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..camera import Array
+from ..errors import UserError
+
+
+class Matcher(Protocol):
+    """A frozen matcher. Batches have a leading axis B; one result never depends on its neighbours'."""
+
+    name: str
+
+    def encode(self, crops: NDArray[np.uint8]) -> list[Any]:
+        """Reference crops (B, 128, 128, 3) -> one opaque encoding each, to be kept and reused."""
+        ...
+
+    def match(
+        self, references: list[Any], pixels: NDArray[np.floating], queries: NDArray[np.uint8]
+    ) -> tuple[Array, Array]:
+        """Where reference pixels (B, N, 2) lie in the query crops (B, 128, 128, 3).
+
+        Returns locations (B, N, 2) in query-crop pixels (sub-pixel; may be outside or NaN where
+        the matcher has no answer) and confidence (B, N) in [0, 1].
+        """
+        ...
+
+
+# Imported when asked for: no matcher costs anything until it is used.
+MATCHERS: dict[str, str] = {
+    "embedded": "memcorr.matchers.embedded:EmbeddedMatcher",
+    "romav2": "memcorr.matchers.romav2:RomaV2Matcher",
+    "flow": "memcorr.matchers.flow:FlowMatcher",
+}
+
+
+def load_matcher(name: str) -> Matcher:
+    if name not in MATCHERS:
+        raise UserError(f"unknown matcher {name!r}: choose one of {', '.join(MATCHERS)}")
+    module, _, attribute = MATCHERS[name].partition(":")
+    factory: Callable[[], Matcher] = getattr(import_module(module), attribute)
+    return factory()
+
+
+def sample_bilinear(field: NDArray[np.floating], uv: NDArray[np.floating]) -> NDArray[np.floating]:
+    """Bilinear samples of `field` (H, W, ...) at pixels `uv` (..., 2), border padding."""
+    H, W = field.shape[:2]
+    x = np.clip(uv[..., 0], 0, W - 1)
+    y = np.clip(uv[..., 1], 0, H - 1)
+    x0, y0 = np.minimum(x.astype(int), W - 2), np.minimum(y.astype(int), H - 2)
+    extra = (None,) * (field.ndim - 2)
+    fx, fy = (x - x0)[(..., *extra)], (y - y0)[(..., *extra)]
+    top = field[y0, x0] * (1 - fx) + field[y0, x0 + 1] * fx
+    bottom = field[y0 + 1, x0] * (1 - fx) + field[y0 + 1, x0 + 1] * fx
+    return top * (1 - fy) + bottom * fy

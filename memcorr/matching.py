@@ -1,0 +1,144 @@
+"""Object-centred matching and 3D lifting, to the letter of the paper's appendix.
+
+Crop both frames around the object, choose sixteen visible reference pixels, ask a matcher where
+they are in the query, lift both ends into the world, and say which of them can be trusted to
+exist. Nothing here knows which matcher it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from .camera import Array
+from .frames import Frame
+from .matchers import Matcher, sample_bilinear
+from .matches import Matches
+from .protocol import PROTOCOL
+
+PADDING = 12  # pixels around the tight mask box
+SIZE = PROTOCOL.image_size
+
+
+@dataclass(frozen=True)
+class Crop:
+    """A box of the original image, resized to 128x128 for matching."""
+
+    left: int
+    top: int
+    width: int
+    height: int
+    rgb: NDArray[np.uint8]  # (128, 128, 3)
+
+    @property
+    def scale(self) -> Array:
+        """Original pixels per crop pixel, (x, y)."""
+        return np.array([self.width / SIZE, self.height / SIZE])
+
+    def to_original(self, uv: NDArray[np.floating]) -> Array:
+        """Crop pixels -> original pixels, pixel centre to pixel centre."""
+        return (np.asarray(uv) + 0.5) * self.scale - 0.5 + np.array([self.left, self.top])
+
+    def from_original(self, uv: NDArray[np.floating]) -> Array:
+        return (np.asarray(uv) - np.array([self.left, self.top]) + 0.5) / self.scale - 0.5
+
+
+def crop_object(frame: Frame) -> Crop:
+    """The tight mask box padded by 12 pixels and clipped; the whole image if there is no mask."""
+    rows, columns = np.nonzero(frame.mask)
+    H, W = frame.mask.shape
+    if len(rows) == 0:
+        left, top, right, bottom = 0, 0, W - 1, H - 1
+    else:
+        left, right = max(columns.min() - PADDING, 0), min(columns.max() + PADDING, W - 1)
+        top, bottom = max(rows.min() - PADDING, 0), min(rows.max() + PADDING, H - 1)
+    box = frame.rgb[top : bottom + 1, left : right + 1]
+    rgb = cv2.resize(box, (SIZE, SIZE), interpolation=cv2.INTER_LINEAR)
+    return Crop(int(left), int(top), int(right - left + 1), int(bottom - top + 1), rgb)
+
+
+def choose_pixels(mask: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Sixteen visible pixels (16, 2), evenly spaced over the row-major list, and which are real.
+
+    With fewer than sixteen, the last one is repeated and the repeats are not real; with none, all
+    are placeholders.
+    """
+    rows, columns = np.nonzero(mask)  # row-major
+    n, wanted = len(rows), PROTOCOL.points
+    if n == 0:
+        return np.zeros((wanted, 2), np.int64), np.zeros(wanted, bool)
+    if n >= wanted:
+        index = np.linspace(0, n - 1, wanted).round().astype(np.int64)
+    else:
+        index = np.minimum(np.arange(wanted), n - 1)
+    return np.stack([columns[index], rows[index]], axis=-1), np.arange(wanted) < n
+
+
+def lift(frame: Frame, uv: Array, depth: Array) -> tuple[Array, NDArray[np.bool_]]:
+    """World points of pixels and which are valid: inside the image, depth finite and positive."""
+    H, W = frame.depth.shape
+    with np.errstate(invalid="ignore"):
+        inside = (uv[..., 0] >= 0) & (uv[..., 0] <= W - 1) & (uv[..., 1] >= 0) & (uv[..., 1] <= H - 1)
+        valid = inside & np.isfinite(depth) & (depth > 0)
+        points = frame.camera.lift(uv, depth)
+    valid &= np.isfinite(points).all(axis=-1)
+    return np.where(valid[..., None], points, 0.0), valid
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A reference frame made ready once: its encoding, its sixteen pixels, their world points."""
+
+    encoding: Any
+    pixels: Array  # (16, 2) in the crop
+    p_ref: Array  # (16, 3) metres, world; zeros where invalid
+    valid: NDArray[np.bool_]  # (16,)
+
+
+def prepare_references(matcher: Matcher, frames: Sequence[Frame]) -> list[Reference]:
+    crops = [crop_object(frame) for frame in frames]
+    encodings = matcher.encode(np.stack([crop.rgb for crop in crops]))
+    references = []
+    for frame, crop, encoding in zip(frames, crops, encodings, strict=True):
+        uv, real = choose_pixels(frame.mask)
+        depth = frame.depth[uv[:, 1], uv[:, 0]].astype(np.float64)
+        p_ref, valid = lift(frame, uv.astype(np.float64), depth)
+        references.append(Reference(encoding, crop.from_original(uv), p_ref, valid & real))
+    return references
+
+
+def match_references(matcher: Matcher, references: Sequence[Reference], frames: Sequence[Frame]) -> Matches:
+    """Matches (B, 16, ...) of prepared references against live frames, one to one."""
+    crops = [crop_object(frame) for frame in frames]
+    uv_crop, confidence = matcher.match(
+        [r.encoding for r in references],
+        np.stack([r.pixels for r in references]),
+        np.stack([crop.rgb for crop in crops]),
+    )
+    p_live, valid = zip(
+        *(lift_query(frame, crop, uv) for frame, crop, uv in zip(frames, crops, uv_crop, strict=True)), strict=True
+    )
+    p_ref = np.stack([r.p_ref for r in references])
+    both = np.stack(valid) & np.stack([r.valid for r in references]) & np.isfinite(confidence)
+    return Matches(p_ref, np.stack(p_live), np.where(both, np.clip(confidence, 0.0, 1.0), 0.0), both)
+
+
+def lift_query(frame: Frame, crop: Crop, uv_crop: Array) -> tuple[Array, NDArray[np.bool_]]:
+    """World points of matched locations (16, 2) in the query crop, and their validity."""
+    in_range = np.isfinite(uv_crop).all(axis=-1)
+    uv = crop.to_original(np.where(in_range[:, None], uv_crop, 0.0))
+    H, W = frame.mask.shape
+    nearest = np.rint(uv)
+    in_range &= (nearest >= 0).all(axis=-1) & (nearest[:, 0] <= W - 1) & (nearest[:, 1] <= H - 1)
+    uv = np.where(in_range[:, None], uv, 0.0)
+    columns, rows = np.rint(uv).astype(np.int64).T
+    with np.errstate(invalid="ignore"):
+        depth = sample_bilinear(frame.depth.astype(np.float64), uv)
+    p_live, lifted = lift(frame, np.clip(uv, 0, [W - 1, H - 1]), depth)
+    valid = in_range & lifted & frame.mask[rows, columns]
+    return np.where(valid[:, None], p_live, 0.0), valid
