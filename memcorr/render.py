@@ -1,7 +1,7 @@
-"""RGB, metric depth and the visible door mask in two cheap passes.
+"""RGB, metric depth and the visible mask of one object (the door) in two cheap passes.
 
-Pass one draws everything and reads colour and depth together. Pass two draws the door alone
-and reads depth: a pixel shows the door exactly where both depths agree. Shadows, reflections
+Pass one draws everything and reads colour and depth together. Pass two draws the object alone
+and reads depth: a pixel shows the object exactly where both depths agree. Shadows, reflections
 and multisampling are off (multisampling would average depth across edges), sites are hidden (the
 goal site would tell the task), and the sky, of one colour, is filled in where nothing was drawn. On
 a software renderer vertices cost more than pixels, so the robot's meshes are drawn coarser than a
@@ -19,7 +19,7 @@ from .camera import Camera
 from .gl import mujoco
 
 SKY = (127, 126, 122)  # Meta-World's skybox
-DOOR_GROUP = 5  # groups 0-2 hold what is seen, 4 the collision shapes
+OBJECT_GROUP = 5  # groups 0-2 hold what is seen, 4 the collision shapes
 LARGE_MESH = 2000  # faces; only the robot's meshes have more
 COARSE = 0.006  # metres; a pixel covers about 8 mm of the door
 
@@ -40,10 +40,10 @@ def coarsen(model: mujoco.MjModel, mesh: int, cell: float) -> None:
     model.mesh_facenum[mesh] = len(keep)
 
 
-class DoorRenderer:
+class Renderer:
     """Owns the process's GL context. Make one per process, in the process that uses it."""
 
-    def __init__(self, model: mujoco.MjModel, camera: str, door_body: str, max_size: int = 128) -> None:
+    def __init__(self, model: mujoco.MjModel, camera: str, object_body: int, max_size: int = 128) -> None:
         self.model = model = copy(model)
         model.vis.quality.offsamples = 0
         model.vis.global_.offwidth = model.vis.global_.offheight = max_size
@@ -52,16 +52,16 @@ class DoorRenderer:
         self._viewpoint.type = mujoco.mjtCamera.mjCAMERA_FIXED
         self._viewpoint.fixedcamid = self._camera
 
-        door = (model.geom_bodyid == model.body(door_body).id) & (model.geom_group <= 2)
-        model.geom_group[door] = DOOR_GROUP
+        self._groups = model.geom_group.copy()
+        self.set_object(object_body)
         for mesh in np.flatnonzero(model.mesh_facenum > LARGE_MESH):
             coarsen(model, int(mesh), COARSE)
 
-        self._everything, self._door_only = mujoco.MjvOption(), mujoco.MjvOption()
-        self._everything.geomgroup[DOOR_GROUP] = 1
-        self._door_only.geomgroup[:] = 0
-        self._door_only.geomgroup[DOOR_GROUP] = 1
-        for option in (self._everything, self._door_only):
+        self._everything, self._object_only = mujoco.MjvOption(), mujoco.MjvOption()
+        self._everything.geomgroup[OBJECT_GROUP] = 1
+        self._object_only.geomgroup[:] = 0
+        self._object_only.geomgroup[OBJECT_GROUP] = 1
+        for option in (self._everything, self._object_only):
             option.sitegroup[:] = 0
         self._scene = mujoco.MjvScene(model, maxgeom=1000)
         for flag in ("SHADOW", "REFLECTION", "SKYBOX", "HAZE"):
@@ -73,6 +73,11 @@ class DoorRenderer:
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
         self._context.readDepthMap = mujoco.mjtDepthMap.mjDEPTH_ZEROFAR
 
+    def set_object(self, body: int) -> None:
+        """The object whose visible pixels are the mask: the geoms of one rigid body."""
+        self.model.geom_group[:] = self._groups
+        self.model.geom_group[(self.model.geom_bodyid == body) & (self._groups <= 2)] = OBJECT_GROUP
+
     def camera(self, data: mujoco.MjData, size: int) -> Camera:
         """Intrinsics from the field of view, extrinsics from the camera's current pose."""
         T = np.eye(4)
@@ -83,14 +88,14 @@ class DoorRenderer:
     def render(
         self, data: mujoco.MjData, size: int
     ) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.bool_], Camera]:
-        """RGB (size, size, 3), metric depth (size, size), door mask (size, size), camera."""
+        """RGB (size, size, 3), metric depth (size, size), object mask (size, size), camera."""
         camera = self.camera(data, size)
         self._gl.make_current()
         rgb = np.empty((size, size, 3), np.uint8)
         z_all = self._draw(data, self._everything, size, rgb)
-        z_door = self._draw(data, self._door_only, size, None)
+        z_object = self._draw(data, self._object_only, size, None)
         rgb[z_all == 0] = SKY
-        mask = (z_door > 0) & (z_door == z_all)
+        mask = (z_object > 0) & (z_object == z_all)
         return rgb[::-1].copy(), self._metric(z_all)[::-1].copy(), mask[::-1].copy(), camera
 
     def _draw(

@@ -24,7 +24,7 @@ from .camera import Array, look_at
 from .frames import Frame
 from .gl import mujoco
 from .protocol import PROTOCOL, Task
-from .render import DoorRenderer
+from .render import Renderer
 from .scenes import Scene
 
 FRAME_SKIP = 5
@@ -55,12 +55,11 @@ def camera_pose(azimuth_deg: float) -> Array:
     return look_at(CAMERA_TARGET + R_z @ (CAMERA_POSITION - CAMERA_TARGET), CAMERA_TARGET)
 
 
-def build_model() -> mujoco.MjModel:
-    """Meta-World's Door scene plus one calibrated camera."""
+def build_model(scene: str = "sawyer_door_pull") -> mujoco.MjModel:
+    """One of Meta-World's scenes, the Door's by default, plus one calibrated camera."""
     package = find_spec("metaworld")  # located, not imported: its import takes seconds
     assert package is not None and package.origin is not None
-    scene = Path(package.origin).parent / "assets/sawyer_xyz/sawyer_door_pull.xml"
-    spec = mujoco.MjSpec.from_file(str(scene))
+    spec = mujoco.MjSpec.from_file(str(Path(package.origin).parent / "assets/sawyer_xyz" / f"{scene}.xml"))
     spec.worldbody.add_camera(name=CAMERA_NAME, fovy=CAMERA_FOVY)
     model = spec.compile()
     model.eq_data[model.eq_type == mujoco.mjtEq.mjEQ_WELD] = WELD
@@ -84,8 +83,8 @@ class DoorWorld:
         self._start = self._settle()
 
     @cached_property
-    def renderer(self) -> DoorRenderer:
-        return DoorRenderer(self.model, CAMERA_NAME, door_body="door_link")
+    def renderer(self) -> Renderer:
+        return Renderer(self.model, CAMERA_NAME, self._door_link)
 
     def _settle(self) -> Array:
         """The robot at rest at the shared start, as a full MuJoCo integration state.

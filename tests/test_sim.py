@@ -12,7 +12,7 @@ from gymnasium.utils.env_checker import check_env
 from memcorr.expert import act
 from memcorr.gl import mujoco
 from memcorr.protocol import PROTOCOL, TASKS, Task
-from memcorr.render import DOOR_GROUP
+from memcorr.render import OBJECT_GROUP
 from memcorr.scenes import Scene, demonstration_scenes
 from memcorr.sim import CAMERA_NAME, GRIPPER_COMMAND, DoorWorld, build_model
 from memcorr.stock import stock_env
@@ -107,7 +107,7 @@ def test_two_passes_equal_the_stock_renderers_three(world: DoorWorld) -> None:
     multisampling, shadows and reflections."""
     world.observe()
     model = copy(world.renderer.model)
-    model.geom_group[model.geom_group == DOOR_GROUP] = 1
+    model.geom_group[model.geom_group == OBJECT_GROUP] = 1
     stock = mujoco.Renderer(model, 128, 128)
     data = mujoco.MjData(model)
     door = model.body("door_link").id

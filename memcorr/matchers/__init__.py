@@ -56,7 +56,7 @@ def load_matcher(name: str) -> Matcher:
     return factory()
 
 
-def sample_bilinear(field: NDArray[np.floating], uv: NDArray[np.floating]) -> NDArray[np.floating]:
+def sample_bilinear(field: NDArray, uv: NDArray[np.floating]) -> Array:
     """Bilinear samples of `field` (H, W, ...) at pixels `uv` (..., 2), border padding."""
     H, W = field.shape[:2]
     x = np.clip(uv[..., 0], 0, W - 1)

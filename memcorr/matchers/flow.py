@@ -17,7 +17,7 @@ class FlowMatcher:
 
     def __init__(self) -> None:
         cv2.setNumThreads(1)
-        self._flow = cv2.DISOpticalFlow_create(cv2.DISOPTICAL_FLOW_PRESET_MEDIUM)
+        self._flow = cv2.DISOpticalFlow.create(cv2.DISOPTICAL_FLOW_PRESET_MEDIUM)
 
     def encode(self, crops: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
         return [grey(crop) for crop in crops]
@@ -29,8 +29,8 @@ class FlowMatcher:
         located, trusted = [], []
         for reference, uv, query in zip(references, pixels, queries, strict=True):
             target = grey(query)
-            forward = self._flow.calc(reference, target, None)
-            backward = self._flow.calc(target, reference, None)
+            forward = self._flow.calc(reference, target, np.zeros((*target.shape, 2), np.float32))
+            backward = self._flow.calc(target, reference, np.zeros((*target.shape, 2), np.float32))
             up = (uv + 0.5) * UPSAMPLE - 0.5
             shift = sample_bilinear(forward, up)
             back = sample_bilinear(backward, up + shift)
@@ -41,4 +41,4 @@ class FlowMatcher:
 
 def grey(crop: NDArray[np.uint8]) -> NDArray[np.uint8]:
     image = cv2.cvtColor(crop, cv2.COLOR_RGB2GRAY)
-    return cv2.resize(image, None, fx=UPSAMPLE, fy=UPSAMPLE, interpolation=cv2.INTER_CUBIC)
+    return np.asarray(cv2.resize(image, None, fx=UPSAMPLE, fy=UPSAMPLE, interpolation=cv2.INTER_CUBIC), np.uint8)

@@ -1,0 +1,61 @@
+"""`embedded`: the matcher that ships with the package. Needs no download.
+
+Trained in simulation alone (`memcorr matcher train`); see `weights/embedded.md`. It is not RoMa v2.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+
+from ..camera import Array
+from ..errors import UserError
+from .network import MatchNetwork, Pyramid
+
+WEIGHTS = Path(__file__).parent / "weights" / "embedded.safetensors"
+
+
+def images(crops: NDArray[np.uint8]) -> torch.Tensor:
+    """(B, 128, 128, 3) bytes -> (B, 3, 128, 128) in [0, 1], channels last in memory."""
+    return torch.from_numpy(np.ascontiguousarray(crops)).permute(0, 3, 1, 2).float() / 255
+
+
+def load_network(path: Path) -> MatchNetwork:
+    network = MatchNetwork()
+    try:
+        weights = {name: t.float() if t.is_floating_point() else t for name, t in load_file(path).items()}
+        network.load_state_dict(weights)
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing; reinstall memcorr or run `memcorr matcher train`") from None
+    except Exception as problem:  # safetensors and torch raise their own kinds
+        raise UserError(f"{path} holds no usable matcher weights ({str(problem).splitlines()[0]})") from None
+    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return network.eval().requires_grad_(False)
+
+
+class EmbeddedMatcher:
+    name = "embedded"
+
+    def __init__(self, weights: Path = WEIGHTS, device: str = "cpu") -> None:
+        self.device = device
+        self.network = load_network(weights).to(device)
+
+    @torch.inference_mode()
+    def encode(self, crops: NDArray[np.uint8]) -> list[Pyramid]:
+        pyramid = self.network.encode(images(crops).to(self.device))
+        return [Pyramid(pyramid.f2[i], pyramid.f4[i], pyramid.f8[i]) for i in range(len(crops))]
+
+    @torch.inference_mode()
+    def match(
+        self, references: list[Pyramid], pixels: NDArray[np.floating], queries: NDArray[np.uint8]
+    ) -> tuple[Array, Array]:
+        """Confidence estimates the probability that the lifted point is within 10 mm."""
+        reference = Pyramid(*(torch.stack([getattr(r, k) for r in references]) for k in ("f2", "f4", "f8")))
+        query = self.network.encode(images(queries).to(self.device))
+        uv = torch.from_numpy(np.asarray(pixels, np.float32)).to(self.device)
+        located = self.network.locate(reference, query, uv)
+        return located.stages[-1].double().cpu().numpy(), located.trust.sigmoid().double().cpu().numpy()

@@ -1,0 +1,176 @@
+"""The embedded matcher's network: where are these pixels of image A in image B?
+
+A small convolutional pyramid (strides 2, 4, 8) encodes each image once. At stride 8 attention lets
+the two images look at each other, and every asked-for pixel is located by a softmax over all of B.
+Two refiners then correct the location from local correlations at stride 4 and stride 2, and the
+last one says how likely the answer is right. Only the asked-for pixels are ever refined.
+
+Coordinates are pixels of the 128x128 crop; a feature map of stride s has its cell (i, j) centred on
+pixel s * (i + 0.5) - 0.5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+SIZE = 128
+WIDTHS = {2: 32, 4: 64, 8: 128}
+LAYERS = 3
+HEADS = 4
+RADIUS = 3  # of a refiner's correlation window, in feature cells
+
+
+def conv(c_in: int, c_out: int, kernel: int = 3, stride: int = 1) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(c_in, c_out, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(c_out), nn.ReLU(inplace=True)
+    )
+
+
+class Residual(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = conv(width, width)
+        self.second = nn.Sequential(nn.Conv2d(width, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x + self.second(self.first(x)))
+
+
+class Attention(nn.Module):
+    """Pre-norm attention of `x` to `y` (to itself if they are the same), then an MLP."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.norm_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.q, self.kv, self.out = nn.Linear(width, width), nn.Linear(width, 2 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        def heads(t: Tensor) -> Tensor:
+            return t.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+
+        q = heads(self.q(self.norm(x)))
+        k, v = (heads(t) for t in self.kv(self.norm(y)).chunk(2, dim=-1))
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return x + self.mlp(self.norm_mlp(x))
+
+
+def sample(features: Tensor, uv: Tensor, stride: int) -> Tensor:
+    """Bilinear samples of features (B, C, H, W) at crop pixels (B, N, 2) -> (B, N, C), border padding."""
+    grid = 2 * (uv + 0.5) / SIZE - 1  # align_corners=False: cell centres at s * (i + 0.5) - 0.5
+    return F.grid_sample(features, grid[:, :, None], padding_mode="border", align_corners=False)[..., 0].mT
+
+
+class Refiner(nn.Module):
+    """Corrects locations from the correlation of A's descriptor with a window of B's."""
+
+    def __init__(self, stride: int) -> None:
+        super().__init__()
+        self.stride, width = stride, WIDTHS[stride]
+        offsets = torch.arange(-RADIUS, RADIUS + 1.0)
+        self.window: Tensor
+        self.register_buffer("window", torch.cartesian_prod(offsets, offsets).flip(-1), persistent=False)  # (49, 2)
+        self.mlp = nn.Sequential(
+            nn.Linear(len(self.window) + 2 * width + 2, 128), nn.GELU(), nn.Linear(128, 128), nn.GELU()
+        )
+        self.shift, self.trust = nn.Linear(128, 2), nn.Linear(128, 1)
+        nn.init.zeros_(self.shift.weight)
+        nn.init.zeros_(self.shift.bias)
+
+    def forward(self, descriptor: Tensor, features_b: Tensor, uv: Tensor) -> tuple[Tensor, Tensor]:
+        """Descriptors of A (B, N, C), features of B, current locations (B, N, 2) -> better ones, logits."""
+        n = uv.shape[1]
+        around = uv[:, :, None] + self.stride * self.window
+        patch = sample(features_b, around.flatten(1, 2), self.stride).unflatten(1, (n, -1))  # (B, N, 49, C)
+        correlation = torch.einsum("bnc,bnwc->bnw", descriptor, patch) * descriptor.shape[-1] ** -0.5
+        softargmax = correlation.softmax(-1) @ self.window
+        here = patch[:, :, len(self.window) // 2]
+        h = self.mlp(torch.cat([correlation, descriptor, here, softargmax], dim=-1))
+        return uv + self.stride * (softargmax + self.shift(h)), self.trust(h)[..., 0]
+
+
+@dataclass(frozen=True)
+class Pyramid:
+    """What is kept of an image: its feature maps, finest first."""
+
+    f2: Tensor
+    f4: Tensor
+    f8: Tensor
+
+
+@dataclass(frozen=True)
+class Located:
+    logits: Tensor  # (B, N, 256) over the cells of B, stride 8
+    stages: list[Tensor]  # (B, N, 2) crop pixels: coarse, then after every refinement
+    trust: Tensor  # (B, N) logit of being right
+
+
+class MatchNetwork(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        w2, w4, w8 = WIDTHS[2], WIDTHS[4], WIDTHS[8]
+        self.to2 = nn.Sequential(conv(3, w2, 5, 2), Residual(w2))
+        self.to4 = nn.Sequential(conv(w2, w4, 3, 2), Residual(w4), Residual(w4))
+        self.to8 = nn.Sequential(conv(w4, w8, 3, 2), Residual(w8))
+        self.position = nn.Parameter(0.02 * torch.randn(1, (SIZE // 8) ** 2, w8))
+        self.self_attention = nn.ModuleList(Attention(w8) for _ in range(LAYERS))
+        self.cross_attention = nn.ModuleList(Attention(w8) for _ in range(LAYERS))
+        self.down4 = nn.Conv2d(w8, w4, 1)
+        self.merge4 = nn.Sequential(conv(w4, w4), nn.Conv2d(w4, w4, 1))
+        self.down2 = nn.Conv2d(w4, w2, 1)
+        self.merge2 = nn.Sequential(conv(w2, w2), nn.Conv2d(w2, w2, 1))
+        self.refine4, self.refine2 = Refiner(4), Refiner(2)
+        self.log_temperature = nn.Parameter(torch.tensor(0.0))
+
+    def encode(self, images: Tensor) -> Pyramid:
+        """RGB in [0, 1], (B, 3, 128, 128)."""
+        f2 = self.to2((images - 0.45) / 0.25)
+        f4 = self.to4(f2)
+        return Pyramid(f2, f4, self.to8(f4))
+
+    def _look(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        for own, other in zip(self.self_attention, self.cross_attention, strict=True):
+            a, b = own(a, a), own(b, b)
+            a, b = other(a, b), other(b, a)
+        return a, b
+
+    def _merge(self, tokens: Tensor, image: Pyramid) -> tuple[Tensor, Tensor]:
+        """Descriptors at strides 4 and 2 that know the context of both images."""
+        f8 = tokens.mT.unflatten(2, (SIZE // 8, SIZE // 8))
+        g4 = self.merge4(F.interpolate(self.down4(f8), scale_factor=2.0, mode="bilinear") + image.f4)
+        g2 = self.merge2(F.interpolate(self.down2(g4), scale_factor=2.0, mode="bilinear") + image.f2)
+        return g4, g2
+
+    def locate(self, image_a: Pyramid, image_b: Pyramid, uv_a: Tensor) -> Located:
+        a, b = (image.f8.flatten(2).mT + self.position for image in (image_a, image_b))
+        a, b = self._look(a, b)
+        (a4, a2), (b4, b2) = self._merge(a, image_a), self._merge(b, image_b)
+        a8 = a.mT.unflatten(2, (SIZE // 8, SIZE // 8))
+        query = sample(a8, uv_a, 8)
+        logits = query @ b.mT * (self.log_temperature.exp() * b.shape[-1] ** -0.5)
+        uv = around_the_peak(logits)
+        stages = [uv]
+        d4, d2 = sample(a4, uv_a, 4), sample(a2, uv_a, 2)
+        for refine, descriptor, features in (
+            (self.refine4, d4, b4),
+            (self.refine4, d4, b4),
+            (self.refine2, d2, b2),
+            (self.refine2, d2, b2),
+        ):
+            uv, trust = refine(descriptor, features, uv.detach())
+            stages.append(uv)
+        return Located(logits, stages, trust)
+
+
+def around_the_peak(logits: Tensor) -> Tensor:
+    """Expected location (B, N, 2) under the softmax, within one cell of its peak."""
+    side = SIZE // 8
+    cells = torch.cartesian_prod(torch.arange(side), torch.arange(side)).flip(-1).to(logits)  # (256, 2) as (x, y)
+    peak = cells[logits.argmax(-1)]
+    near = ((cells - peak[..., None, :]).abs() <= 1).all(-1)
+    probability = logits.masked_fill(~near, float("-inf")).softmax(-1)
+    return 8 * (probability @ cells + 0.5) - 0.5

@@ -1,0 +1,237 @@
+"""Practice scenes for the embedded matcher: many Meta-World objects, everything randomised.
+
+A *group* is one object in one look (colours, textures): a rigid body of one of Meta-World's scenes,
+seen in a handful of views that differ in joint angles, positions, camera, light and where the robot
+is. Any two views of a group make a training pair whose exact warp follows from depth, cameras and
+the body's poses. Colours are drawn anew for most groups, so colour cannot be relied on.
+"""
+
+from __future__ import annotations
+
+import colorsys
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
+from tqdm import tqdm
+
+from ..camera import Array, Camera, look_at
+from ..files import written_whole
+from ..frames import Frame
+from ..gl import mujoco
+from ..protocol import PROTOCOL
+from ..render import Renderer
+from ..sim import CAMERA_FOVY, CAMERA_NAME, CAMERA_POSITION, CAMERA_TARGET, MOCAP_QUAT, build_model
+
+# Everything that shares the door's meshes is left out when the door is held out.
+DOOR_RELATIVES = ("sawyer_door_pull", "sawyer_door_lock")
+OTHER_SCENES = (
+    "sawyer_assembly_peg",
+    "sawyer_basketball",
+    "sawyer_box",
+    "sawyer_button_press",
+    "sawyer_button_press_topdown",
+    "sawyer_coffee",
+    "sawyer_dial",
+    "sawyer_drawer",
+    "sawyer_faucet",
+    "sawyer_hammer",
+    "sawyer_handle_press",
+    "sawyer_handle_press_sideways",
+    "sawyer_laptop",
+    "sawyer_lever_pull",
+    "sawyer_peg_insertion_side",
+    "sawyer_peg_unplug_side",
+    "sawyer_plate_slide",
+    "sawyer_shelf_placing",
+    "sawyer_soccer",
+    "sawyer_stick_obj",
+    "sawyer_window",
+    "sawyer_window_horizontal",
+)
+SCENERY = {"world", "base", "mocap", "tablelink", "RetainingWall"}  # top-level bodies that are no objects
+VIEWS = 6
+MIN_PIXELS = 120
+
+
+@dataclass(frozen=True)
+class Group:
+    """Views of one rigid object in one look."""
+
+    frames: list[Frame]
+    T_world_object: Array  # (views, 4, 4)
+
+
+def robot_postures(count: int, seed: int) -> Array:
+    """Arm joints (count, 9) with the hand at random places above the table."""
+    model = build_model()
+    data = mujoco.MjData(model)
+    model.body("door").pos[:] = (3.0, 3.0, 0.15)  # out of the way
+    rng = np.random.default_rng(seed)
+    postures = []
+    for _ in range(count):
+        data.mocap_pos[0] = rng.uniform((-0.3, 0.42, 0.10), (0.3, 0.85, 0.42))
+        data.mocap_quat[0] = MOCAP_QUAT
+        grip = rng.uniform(-1, 1)
+        data.ctrl[:] = grip, -grip
+        mujoco.mj_step(model, data, nstep=250)
+        postures.append(data.qpos[:9].copy())
+    return np.stack(postures)
+
+
+def candidates(model: mujoco.MjModel) -> list[int]:
+    """Bodies that can be the object: seen, and neither robot nor furniture."""
+    seen = (model.geom_group <= 2) & (model.geom_rgba[:, 3] > 0) & (model.geom_type != mujoco.mjtGeom.mjGEOM_PLANE)
+    bodies = np.unique(model.geom_bodyid[seen])
+    return [int(b) for b in bodies if model.body(model.body_rootid[b]).name not in SCENERY]
+
+
+def random_colour(rng: np.random.Generator) -> Array:
+    return np.array(colorsys.hsv_to_rgb(rng.uniform(), rng.uniform(0, 0.9), rng.uniform(0.15, 1.0)))
+
+
+def randomise_look(model: mujoco.MjModel, stock: mujoco.MjModel, rng: np.random.Generator) -> None:
+    """Colours and textures of everything; three groups in ten keep the stock look."""
+    model.mat_rgba[:], model.geom_rgba[:], model.mat_texid[:] = stock.mat_rgba, stock.geom_rgba, stock.mat_texid
+    if rng.uniform() < 0.3:
+        return
+    rgb = mujoco.mjtTextureRole.mjTEXROLE_RGB
+    textures = np.unique(stock.mat_texid[:, rgb])
+    for m in range(model.nmat):
+        if rng.uniform() < 0.7:
+            model.mat_rgba[m, :3] = random_colour(rng)
+        if rng.uniform() < 0.4:
+            model.mat_texid[m, rgb] = rng.choice(textures)
+        model.mat_specular[m], model.mat_shininess[m] = rng.uniform(0, 1, 2)
+    plain = np.flatnonzero(model.geom_matid < 0)
+    for g in plain[rng.uniform(size=len(plain)) < 0.5]:
+        model.geom_rgba[g, :3] = random_colour(rng)
+
+
+def randomise_light(model: mujoco.MjModel, rng: np.random.Generator) -> None:
+    model.vis.headlight.ambient[:] = rng.uniform(0.2, 0.55)
+    model.vis.headlight.diffuse[:] = rng.uniform(0.2, 0.6)
+    model.light_diffuse[:] = rng.uniform(0.05, 0.5, (model.nlight, 1))
+    directions = rng.normal(0, 1, (model.nlight, 3))
+    directions[:, 2] = -np.abs(directions[:, 2]) - 0.3
+    model.light_dir[:] = directions / np.linalg.norm(directions, axis=1, keepdims=True)
+
+
+def randomise_view(
+    model: mujoco.MjModel,
+    stock: mujoco.MjModel,
+    data: mujoco.MjData,
+    body: int,
+    postures: Array,
+    rng: np.random.Generator,
+) -> None:
+    """Joints, object positions, robot posture and camera."""
+    mujoco.mj_resetData(model, data)
+    data.qpos[:9] = postures[rng.integers(len(postures))]
+    for j in range(model.njnt):
+        first = model.jnt_qposadr[j]
+        if model.body(model.body_rootid[model.jnt_bodyid[j]]).name in SCENERY:
+            continue
+        if model.jnt_type[j] == mujoco.mjtJoint.mjJNT_FREE:
+            data.qpos[first : first + 2] += rng.uniform(-0.1, 0.1, 2)
+            yaw = rng.uniform(-0.5, 0.5)
+            turned = np.empty(4)
+            mujoco.mju_mulQuat(
+                turned, np.array([np.cos(yaw / 2), 0, 0, np.sin(yaw / 2)]), data.qpos[first + 3 : first + 7]
+            )
+            data.qpos[first + 3 : first + 7] = turned
+        elif model.jnt_type[j] != mujoco.mjtJoint.mjJNT_BALL:
+            lo, hi = model.jnt_range[j] if model.jnt_limited[j] else (-0.6, 0.6)
+            data.qpos[first] = rng.uniform(lo, hi)
+    roots = [b for b in range(1, model.nbody) if model.body_parentid[b] == 0 and model.body(b).name not in SCENERY]
+    for b in roots:
+        model.body_pos[b, :2] = stock.body_pos[b, :2] + rng.uniform(-0.07, 0.07, 2)
+    azimuth, tilt = np.radians(rng.uniform(-30, 30)), np.radians(rng.uniform(-8, 8))
+    x, y, z = (CAMERA_POSITION - CAMERA_TARGET) * rng.uniform(0.6, 1.15)  # small objects need a closer look
+    flat, elevation = np.hypot(x, y), np.arctan2(z, np.hypot(x, y)) + tilt
+    heading = np.arctan2(y, x) + azimuth
+    offset = np.hypot(flat, z) * np.array(
+        [np.cos(elevation) * np.cos(heading), np.cos(elevation) * np.sin(heading), np.sin(elevation)]
+    )
+    mujoco.mj_kinematics(model, data)
+    target = rng.choice([CAMERA_TARGET, data.xipos[body]]) + rng.uniform(-0.05, 0.05, 3)
+    T = look_at(target + offset, target)
+    camera = model.camera(CAMERA_NAME).id
+    model.cam_pos[camera] = T[:3, 3]
+    mujoco.mju_mat2Quat(model.cam_quat[camera], (T[:3, :3] * np.array([1.0, -1.0, -1.0])).flatten())
+    model.cam_fovy[camera] = CAMERA_FOVY + rng.uniform(-4, 4)
+    mujoco.mj_camlight(model, data)
+
+
+def practise(scene: str, groups: int, seed: int, postures: Array, out: Path) -> Path:
+    """Renders the groups of one scene into a file. Runs in a process of its own."""
+    path = out / f"{scene}.safetensors"
+    if path.exists():
+        return path
+    rng = np.random.default_rng([seed, *scene.encode()])
+    stock = build_model(scene)
+    bodies = candidates(stock)
+    renderer = Renderer(stock, CAMERA_NAME, bodies[0])
+    model = renderer.model  # the copy that is drawn; physics are not needed
+    data = mujoco.MjData(model)
+    rows: dict[str, list[NDArray]] = {k: [] for k in ("rgb", "depth", "mask", "K", "T_world_cam", "T_world_object")}
+    made = tries = 0
+    while made < groups and tries < 20 * groups:
+        tries += 1
+        body = int(rng.choice(bodies))
+        renderer.set_object(body)
+        randomise_look(model, stock, rng)
+        views: list[tuple[NDArray, ...]] = []
+        for _ in range(3 * VIEWS):
+            randomise_view(model, stock, data, body, postures, rng)
+            randomise_light(model, rng)
+            rgb, depth, mask, camera = renderer.render(data, PROTOCOL.image_size)
+            if mask.sum() >= MIN_PIXELS:
+                T = np.eye(4)
+                T[:3, :3], T[:3, 3] = data.xmat[body].reshape(3, 3), data.xpos[body]
+                views.append((rgb, depth, mask, camera.K, camera.T_world_cam, T))
+            if len(views) == VIEWS:
+                break
+        if len(views) == VIEWS:
+            made += 1
+            for key, values in zip(rows, zip(*views, strict=True), strict=True):
+                rows[key].append(np.stack(values))
+    with written_whole(path) as temporary:
+        save_file({key: np.stack(values) for key, values in rows.items()}, temporary)
+    return path
+
+
+def render_practice(out: Path, scenes: dict[str, int], seed: int, workers: int) -> list[Path]:
+    """Groups per scene, in parallel; files that exist are kept. One process per scene: one GL context."""
+    out.mkdir(parents=True, exist_ok=True)
+    postures = robot_postures(300, seed)
+    work = partial(practise, seed=seed, postures=postures, out=out)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context, max_tasks_per_child=1) as pool:
+        futures = [pool.submit(work, scene, groups) for scene, groups in scenes.items()]
+        return [future.result() for future in tqdm(futures, "practice scenes", unit="scene")]
+
+
+def load_groups(path: Path) -> list[Group]:
+    rows = load_file(path)
+    nothing = np.zeros(0)
+    groups = []
+    for g in range(len(rows["rgb"])):
+        frames = [
+            Frame(
+                rows["rgb"][g, v],
+                rows["depth"][g, v],
+                rows["mask"][g, v],
+                Camera(rows["K"][g, v], rows["T_world_cam"][g, v]),
+                nothing,
+                nothing,
+            )
+            for v in range(VIEWS)
+        ]
+        groups.append(Group(frames, rows["T_world_object"][g]))
+    return groups

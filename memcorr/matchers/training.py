@@ -1,0 +1,237 @@
+"""`memcorr matcher train`: the embedded matcher's weights, from rendered practice scenes alone.
+
+The same command continues an interrupted run. Every batch depends only on (seed, step).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from tqdm import tqdm
+
+from ..errors import UserError
+from ..files import output_folder, read_json, write_json, written_whole
+from ..frames import Frame
+from ..matches import transform
+from ..matching import Crop, crop_object, lift_query
+from .embedded import images
+from .network import SIZE, Located, MatchNetwork, Pyramid
+from .practice import DOOR_RELATIVES, OTHER_SCENES, VIEWS, Group, load_groups, render_practice
+
+
+@dataclass(frozen=True)
+class MatcherConfig:
+    seed: int = 0
+    steps: int = 1800
+    batch: int = 8  # pairs
+    points: int = 96  # asked for per pair
+    learning_rate: float = 7e-4
+    weight_decay: float = 1e-4
+    door: bool = True  # False: neither the door nor anything that shares its meshes
+    door_share: float = 0.4  # of the pairs, if the door is included
+    groups: int = 24  # per practice scene
+    door_groups: int = 120
+    right_mm: float = 10.0  # what confidence is the probability of
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two views of one object with exact correspondences."""
+
+    frame_b: Frame
+    crop_a: Crop
+    crop_b: Crop
+    uv_a: NDArray[np.float32]  # (N, 2) crop pixels
+    uv_b: NDArray[np.float32]  # (N, 2) crop pixels; true also where hidden
+    p_b: NDArray[np.float64]  # (N, 3) true world points in B
+    inside: NDArray[np.bool_]  # (N,) projects into B's crop
+    visible: NDArray[np.bool_]  # (N,) and is seen there
+
+
+def make_pair(group: Group, a: int, b: int, points: int, rng: np.random.Generator) -> Pair:
+    frame_a, frame_b = group.frames[a], group.frames[b]
+    rows, columns = np.nonzero(frame_a.mask)
+    chosen = rng.integers(len(rows), size=points)
+    uv_a = np.stack([columns, rows], axis=-1)[chosen].astype(np.float64)
+    p_a = frame_a.camera.lift(uv_a, frame_a.depth[rows, columns][chosen])
+    p_b = transform(group.T_world_object[b] @ np.linalg.inv(group.T_world_object[a]), p_a)
+    uv_b, z = frame_b.camera.project(p_b)
+    crop_a, crop_b = crop_object(frame_a), crop_object(frame_b)
+    located = crop_b.from_original(uv_b)
+    inside = ((located >= 0) & (located <= SIZE - 1)).all(axis=-1) & (z > 0)
+    seen, on_object = lift_query(frame_b, crop_b, located)
+    visible = inside & on_object & (np.linalg.norm(seen - p_b, axis=-1) < 0.01)
+    return Pair(
+        frame_b,
+        crop_a,
+        crop_b,
+        crop_a.from_original(uv_a).astype(np.float32),
+        located.astype(np.float32),
+        p_b,
+        inside,
+        visible,
+    )
+
+
+def photometric(rgb: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
+    """Exposure, contrast, white balance and noise, differently for each image."""
+    x = rgb.astype(np.float32) / 255
+    x = (x ** rng.uniform(0.75, 1.35) - 0.5) * rng.uniform(0.75, 1.25) + 0.5 + rng.uniform(-0.1, 0.1)
+    x = x * rng.uniform(0.92, 1.08, 3).astype(np.float32) + rng.normal(0, rng.uniform(0, 0.02), x.shape)
+    return (np.clip(x, 0, 1) * 255).astype(np.uint8)
+
+
+class Practice:
+    """The rendered groups in memory, and batches drawn from them."""
+
+    def __init__(self, config: MatcherConfig, folder: Path, workers: int) -> None:
+        scenes = dict.fromkeys(OTHER_SCENES, config.groups)
+        if config.door:
+            scenes |= dict.fromkeys(DOOR_RELATIVES, config.door_groups)
+        paths = render_practice(folder, scenes, config.seed, workers)
+        self.config = config
+        self.door = [g for p in paths if p.stem in DOOR_RELATIVES[:1] for g in load_groups(p)]
+        self.others = [g for p in paths if p.stem not in DOOR_RELATIVES[:1] for g in load_groups(p)]
+
+    def batch(self, step: int) -> list[Pair]:
+        rng = np.random.default_rng([self.config.seed, step])
+        pairs: list[Pair] = []
+        while len(pairs) < self.config.batch:
+            groups = self.door if self.door and rng.uniform() < self.config.door_share else self.others
+            a, b = rng.permutation(VIEWS)[:2]
+            pair = make_pair(groups[rng.integers(len(groups))], a, b, self.config.points, rng)
+            if pair.visible.sum() >= 8:
+                pairs.append(pair)
+        return pairs
+
+
+def loss_of(located: Located, pairs: list[Pair], right_mm: float) -> tuple[Tensor, dict[str, float]]:
+    uv_b = torch.from_numpy(np.stack([p.uv_b for p in pairs]))
+    inside = torch.from_numpy(np.stack([p.inside for p in pairs]))
+    visible = torch.from_numpy(np.stack([p.visible for p in pairs]))
+    # Hidden points still have a place: answering it (and not a lookalike's) lets the mask reject them.
+    weight = visible.float() + 0.3 * (inside & ~visible).float()
+    total = weight.sum().clamp(min=1)
+
+    coarse = -(cell_targets(uv_b) * located.logits.log_softmax(-1)).sum(-1)
+    loss = (weight * coarse).sum() / total
+    before = located.stages[0]
+    for stage, stride in zip(located.stages[1:], (4, 4, 2, 2), strict=True):
+        reachable = ((before.detach() - uv_b).norm(dim=-1) < 4 * stride).float()
+        error = F.smooth_l1_loss(stage, uv_b, reduction="none", beta=0.5).sum(-1) / stride
+        loss = loss + 2 * (weight * reachable * error).sum() / total
+        before = stage
+
+    right, judged = judge(located.stages[-1].detach().double().numpy(), pairs, right_mm)
+    trust = F.binary_cross_entropy_with_logits(located.trust, right, reduction="none")
+    loss = loss + 0.5 * (judged * trust).sum() / judged.sum().clamp(min=1)
+    miss = (located.stages[-1].detach() - uv_b).norm(dim=-1)[visible]
+    return loss, {
+        "coarse": float((weight * coarse).sum().detach() / total),
+        "median_px": float(miss.median()),
+        "within_2px": float((miss < 2).float().mean()),
+    }
+
+
+def cell_targets(uv: Tensor) -> Tensor:
+    """Bilinear weights of the true location over the 16x16 cells: (B, N, 256)."""
+    side = SIZE // 8
+    cell = ((uv + 0.5) / 8 - 0.5).clamp(0, side - 1)
+    grid = torch.arange(side)
+    wx, wy = ((1 - (cell[..., k, None] - grid).abs()).clamp(min=0) for k in (0, 1))
+    return (wy[..., :, None] * wx[..., None, :]).flatten(-2)
+
+
+def judge(uv: NDArray[np.float64], pairs: list[Pair], right_mm: float) -> tuple[Tensor, Tensor]:
+    """Which answers lift to within `right_mm` of the truth, and which would count at all (B, N)."""
+    right, judged = [], []
+    for located, pair in zip(uv, pairs, strict=True):
+        p, valid = lift_query(pair.frame_b, pair.crop_b, located)
+        right.append(np.linalg.norm(p - pair.p_b, axis=-1) < right_mm / 1e3)
+        judged.append(valid)
+    return torch.from_numpy(np.stack(right)).float(), torch.from_numpy(np.stack(judged)).float()
+
+
+def train(config: MatcherConfig, out: Path, workers: int = 2, save_every: int = 100) -> Path:
+    output_folder(out)
+    if (out / "config.json").exists() and read_json(out / "config.json") != asdict(config):
+        raise UserError(f"{out} holds a matcher trained with another configuration; choose another --out")
+    weights = out / "embedded.safetensors"
+    if weights.exists():
+        print(f"{weights} is finished; nothing to do")
+        return weights
+    write_json(out / "config.json", asdict(config))
+    practice = Practice(config, out / "practice", workers)
+    torch.manual_seed(config.seed)
+    network = MatchNetwork().train()
+    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    optimizer = torch.optim.AdamW(
+        network.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay, fused=True
+    )
+    start = resume(out / "state.safetensors", network, optimizer)
+    log = out / "metrics.jsonl"
+    bar = tqdm(range(start, config.steps), "matcher", initial=start, total=config.steps, unit="step", smoothing=0.02)
+    for step in bar:
+        set_learning_rate(optimizer, config, step)
+        pairs = practice.batch(step)
+        rng = np.random.default_rng([config.seed, step, 1])
+        crops = [photometric(c.rgb, rng) for c in (*(p.crop_a for p in pairs), *(p.crop_b for p in pairs))]
+        both = network.encode(images(np.stack(crops)))
+        a, b = (Pyramid(*(f[s] for f in (both.f2, both.f4, both.f8))) for s in halves(len(pairs)))
+        located = network.locate(a, b, torch.from_numpy(np.stack([p.uv_a for p in pairs])))
+        loss, metrics = loss_of(located, pairs, config.right_mm)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+        if step % 10 == 9:
+            with log.open("a") as f:
+                f.write(json.dumps({"step": step + 1, "loss": loss.item(), **metrics}) + "\n")
+            bar.set_postfix(loss=f"{loss.item():.2f}", px=f"{metrics['median_px']:.2f}")
+        if (step + 1) % save_every == 0:
+            save_state(out / "state.safetensors", network, optimizer, step + 1)
+    with written_whole(weights) as temporary:
+        half = {k: v.half() if v.is_floating_point() else v for k, v in network.state_dict().items()}
+        save_file({k: v.contiguous() for k, v in half.items()}, temporary)
+    print(f"wrote {weights} ({weights.stat().st_size / 1e6:.1f} MB)")
+    return weights
+
+
+def halves(n: int) -> tuple[slice, slice]:
+    return slice(0, n), slice(n, 2 * n)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, config: MatcherConfig, step: int) -> None:
+    """Linear warm-up over 100 steps, then a cosine to zero."""
+    warm = min(1.0, (step + 1) / 100)
+    for group in optimizer.param_groups:
+        group["lr"] = config.learning_rate * warm * 0.5 * (1 + np.cos(np.pi * step / config.steps))
+
+
+def save_state(path: Path, network: MatchNetwork, optimizer: torch.optim.Optimizer, step: int) -> None:
+    tensors = {f"network.{k}": v.contiguous() for k, v in network.state_dict().items()}
+    for i, p in enumerate(network.parameters()):
+        for key in ("exp_avg", "exp_avg_sq", "step"):
+            tensors[f"optimizer.{i}.{key}"] = optimizer.state[p][key].contiguous()
+    with written_whole(path) as temporary:
+        save_file(tensors, temporary, metadata={"step": str(step)})
+
+
+def resume(path: Path, network: MatchNetwork, optimizer: torch.optim.Optimizer) -> int:
+    """Restores weights and optimiser; returns the step to continue with."""
+    if not path.exists():
+        return 0
+    tensors = load_file(path)
+    prefix = "network."
+    network.load_state_dict({k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)})
+    for i, p in enumerate(network.parameters()):
+        optimizer.state[p] = {k: tensors[f"optimizer.{i}.{k}"].clone() for k in ("exp_avg", "exp_avg_sq", "step")}
+    return int(tensors["optimizer.0.step"].item())
