@@ -13,8 +13,10 @@ from pathlib import Path
 import tyro
 
 from .errors import UserError
+from .protocol import DepthSampling
 
 app = tyro.extras.SubcommandApp()
+matcher_app = tyro.extras.SubcommandApp()
 
 
 @app.command
@@ -37,6 +39,64 @@ def collect(
 
 
 @app.command
+def match(
+    data: Path = Path("data/demos"),
+    out: Path = Path("data/cache"),
+    matcher: str = "embedded",
+    pairs: int = 80,
+    rows: int = 10_000,
+    depth_sampling: DepthSampling = "object",
+    workers: int = min(2, os.cpu_count() or 1),
+) -> None:
+    """Match training rows once: the correspondence cache of the mixed stage, and its error table.
+
+    Args:
+        data: Demonstrations to match.
+        out: Folder of the cache. The same command continues an interrupted run.
+        matcher: embedded, romav2 or flow.
+        pairs: Training pairs of the store; the paper's are 0-79.
+        rows: Rows of the cache, every frame 0 among them.
+        depth_sampling: "object" lifts from the object's own pixels, "bilinear" is the paper's.
+        workers: Processes. The result is the same for any number.
+    """
+    from .cache import beside_the_paper, build_cache
+    from .demos import Store
+
+    table = build_cache(
+        Store.open(data), out, matcher, pairs=pairs, rows=rows, depth_sampling=depth_sampling, workers=workers
+    )
+    print(beside_the_paper(table))
+    print(f"wrote {out}")
+
+
+@matcher_app.command(name="train")
+def matcher_train(
+    out: Path = Path("runs/matcher"),
+    door: bool = True,
+    seed: int = 0,
+    steps: int = 1800,
+    threads: int = 1,
+    workers: int = min(2, os.cpu_count() or 1),
+) -> None:
+    """Train the embedded matcher on rendered practice scenes; the same command continues.
+
+    Args:
+        out: Folder for practice scenes, training state and weights.
+        door: Include the door among the practice objects; --no-door holds it out entirely.
+        seed: Draws scenes, pairs and initial weights.
+        steps: Optimiser steps.
+        threads: Threads of the training itself.
+        workers: Processes that render the practice scenes.
+    """
+    import torch
+
+    from .matchers.training import MatcherConfig, train
+
+    torch.set_num_threads(threads)
+    train(MatcherConfig(seed=seed, steps=steps, door=door), out, workers)
+
+
+@app.command
 def bench(names: tyro.conf.Positional[tuple[str, ...]] = (), json: bool = False) -> None:
     """Speed as ratios against named baselines, measured interleaved in this very run.
 
@@ -56,6 +116,9 @@ def doctor() -> None:
 
     if not examine():
         raise UserError("something that memcorr needs is missing, see above")
+
+
+app.command(matcher_app, name="matcher")
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import cv2
 import numpy as np
@@ -19,11 +19,10 @@ from .camera import Array
 from .frames import Frame
 from .matchers import Matcher, sample_bilinear
 from .matches import Matches
-from .protocol import PROTOCOL
+from .protocol import PROTOCOL, DepthSampling
 
 PADDING = 12  # pixels around the tight mask box
 SIZE = PROTOCOL.image_size
-DepthSampling = Literal["object", "bilinear"]
 
 
 @dataclass(frozen=True)

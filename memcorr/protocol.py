@@ -13,6 +13,7 @@ Task = Literal["open", "close"]
 TASKS: tuple[Task, Task] = ("open", "close")
 
 Condition = Literal["validation", "boundary", "extreme", "camera", "combined"]
+DepthSampling = Literal["object", "bilinear"]
 
 
 def opposite(task: Task) -> Task:

@@ -116,7 +116,9 @@ class MatchNetwork(nn.Module):
         self.to2 = nn.Sequential(conv(3, w2, 5, 2), Residual(w2))
         self.to4 = nn.Sequential(conv(w2, w4, 3, 2), Residual(w4), Residual(w4))
         self.to8 = nn.Sequential(conv(w4, w8, 3, 2), Residual(w8))
-        self.position = nn.Parameter(0.02 * torch.randn(1, (SIZE // 8) ** 2, w8))
+        self.position: Tensor
+        self.register_buffer("position", sinusoids(SIZE // 8, w8), persistent=False)
+        self.norm_in, self.norm_out = nn.LayerNorm(w8), nn.LayerNorm(w8)
         self.self_attention = nn.ModuleList(Attention(w8) for _ in range(LAYERS))
         self.cross_attention = nn.ModuleList(Attention(w8) for _ in range(LAYERS))
         self.down4 = nn.Conv2d(w8, w4, 1)
@@ -146,8 +148,8 @@ class MatchNetwork(nn.Module):
         return g4, g2
 
     def locate(self, image_a: Pyramid, image_b: Pyramid, uv_a: Tensor) -> Located:
-        a, b = (image.f8.flatten(2).mT + self.position for image in (image_a, image_b))
-        a, b = self._look(a, b)
+        a, b = (self.norm_in(image.f8.flatten(2).mT) + self.position for image in (image_a, image_b))
+        a, b = (self.norm_out(x) for x in self._look(a, b))
         (a4, a2), (b4, b2) = self._merge(a, image_a), self._merge(b, image_b)
         a8 = a.mT.unflatten(2, (SIZE // 8, SIZE // 8))
         query = sample(a8, uv_a, 8)
@@ -164,6 +166,15 @@ class MatchNetwork(nn.Module):
             uv, trust = refine(descriptor, features, uv.detach())
             stages.append(uv)
         return Located(logits, stages, trust)
+
+
+def sinusoids(side: int, width: int) -> Tensor:
+    """Position code of a side x side grid, row-major: (side * side, width), half for y, half for x."""
+    frequency = torch.pi * 2.0 ** torch.linspace(0, 3, width // 4)
+    angle = torch.linspace(0, 1, side)[:, None] * frequency
+    line = torch.cat([angle.sin(), angle.cos()], dim=-1)
+    y, x = (line[i] for i in torch.cartesian_prod(torch.arange(side), torch.arange(side)).T)
+    return torch.cat([y, x], dim=-1)
 
 
 def around_the_peak(logits: Tensor) -> Tensor:

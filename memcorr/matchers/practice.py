@@ -168,11 +168,8 @@ def randomise_view(
     mujoco.mj_camlight(model, data)
 
 
-def practise(scene: str, groups: int, seed: int, postures: Array, out: Path) -> Path:
+def practise(scene: str, groups: int, path: Path, seed: int, postures: Array) -> None:
     """Renders the groups of one scene into a file. Runs in a process of its own."""
-    path = out / f"{scene}.safetensors"
-    if path.exists():
-        return path
     rng = np.random.default_rng([seed, *scene.encode()])
     stock = build_model(scene)
     bodies = candidates(stock)
@@ -203,18 +200,21 @@ def practise(scene: str, groups: int, seed: int, postures: Array, out: Path) -> 
                 rows[key].append(np.stack(values))
     with written_whole(path) as temporary:
         save_file({key: np.stack(values) for key, values in rows.items()}, temporary)
-    return path
 
 
 def render_practice(out: Path, scenes: dict[str, int], seed: int, workers: int) -> list[Path]:
     """Groups per scene, in parallel; files that exist are kept. One process per scene: one GL context."""
     out.mkdir(parents=True, exist_ok=True)
-    postures = robot_postures(300, seed)
-    work = partial(practise, seed=seed, postures=postures, out=out)
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, max_tasks_per_child=1) as pool:
-        futures = [pool.submit(work, scene, groups) for scene, groups in scenes.items()]
-        return [future.result() for future in tqdm(futures, "practice scenes", unit="scene")]
+    paths = {scene: out / f"{scene}.safetensors" for scene in scenes}
+    missing = [scene for scene, path in paths.items() if not path.exists()]
+    if missing:
+        work = partial(practise, seed=seed, postures=robot_postures(300, seed))
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(workers, mp_context=context, max_tasks_per_child=1) as pool:
+            futures = [pool.submit(work, scene, scenes[scene], paths[scene]) for scene in missing]
+            for future in tqdm(futures, "practice scenes", unit="scene"):
+                future.result()
+    return list(paths.values())
 
 
 def load_groups(path: Path) -> list[Group]:
