@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import statistics
+import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -74,7 +75,34 @@ def step() -> Case:
     return Case(lambda: world.step(action), lambda: env.step(action), "Meta-World's SawyerDoorEnvV3.step", rounds=1000)
 
 
-CASES: dict[str, Callable[[], Case]] = {"observe": observe, "step": step}
+def match() -> Case:
+    """One query against an encoded reference, embedded matcher against RoMa v2 turbo as published."""
+    import torch
+
+    from .matchers import load_matcher
+    from .matchers.romav2 import random_romav2
+
+    torch.set_num_threads(1)
+    roma = random_romav2()
+    rng = np.random.default_rng(0)
+    reference, query = rng.integers(0, 256, (2, 1, 128, 128, 3), dtype=np.uint8)
+    matcher = load_matcher("embedded")
+    encoded = matcher.encode(reference)
+    pixels = rng.uniform(0, 127, (1, 16, 2))
+
+    def published() -> None:
+        with torch.inference_mode():
+            roma.match(reference[0], query[0])
+
+    return Case(
+        lambda: matcher.match(encoded, pixels, query),
+        published,
+        "RoMa v2 turbo as published, float32, random weights, one thread",
+        rounds=3,
+    )
+
+
+CASES: dict[str, Callable[[], Case]] = {"observe": observe, "step": step, "match": match}
 
 
 def measure(name: str, case: Case) -> Result:
@@ -89,14 +117,21 @@ def measure(name: str, case: Case) -> Result:
     return Result(name, ours, case.baseline_name, baseline, baseline / ours)
 
 
-def run(names: Iterable[str], as_json: bool) -> list[Result]:
+def run(names: Sequence[str], as_json: bool) -> list[Result]:
     chosen = list(names) or list(CASES)
     for name in chosen:
         if name not in CASES:
             raise UserError(f"unknown benchmark {name!r}: choose from {', '.join(CASES)}")
     results = []
     for name in chosen:
-        results.append(result := measure(name, CASES[name]()))
+        try:
+            case = CASES[name]()
+        except UserError as problem:
+            if names:
+                raise
+            print(f"{name:10} not measured: {problem}", file=sys.stderr)
+            continue
+        results.append(result := measure(name, case))
         if not as_json:
             print(
                 f"{name:10} {result.ours_ms:9.3f} ms   {result.ratio:6.1f} x faster than "

@@ -35,12 +35,27 @@ def _torch() -> str:
     return f"torch {torch.__version__}, {device}, {torch.get_num_threads()} threads"
 
 
+def _embedded() -> str:
+    from .matchers.embedded import WEIGHTS, load_network
+
+    load_network(WEIGHTS)
+    return f"weights found, {WEIGHTS.stat().st_size / 1e6:.1f} MB"
+
+
+def _romav2() -> str:
+    from .matchers.romav2 import status
+
+    return status()
+
+
 CHECKS: dict[str, tuple[bool, Callable[[], str]]] = {  # needed, finding
     "python": (True, lambda: f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
     "cores": (True, lambda: str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())),
     "simulator": (True, lambda: _versions("mujoco", "metaworld", "gymnasium")),
     "rendering": (True, _renderer),
-    "torch": (False, _torch),
+    "torch": (True, _torch),
+    "embedded": (True, _embedded),
+    "romav2": (False, _romav2),
 }
 
 

@@ -77,12 +77,12 @@ class Refiner(nn.Module):
         self.mlp = nn.Sequential(
             nn.Linear(len(self.window) + 2 * width + 2, 128), nn.GELU(), nn.Linear(128, 128), nn.GELU()
         )
-        self.shift, self.trust = nn.Linear(128, 2), nn.Linear(128, 1)
+        self.shift = nn.Linear(128, 2)
         nn.init.zeros_(self.shift.weight)
         nn.init.zeros_(self.shift.bias)
 
     def forward(self, descriptor: Tensor, features_b: Tensor, uv: Tensor) -> tuple[Tensor, Tensor]:
-        """Descriptors of A (B, N, C), features of B, current locations (B, N, 2) -> better ones, logits."""
+        """Descriptors of A (B, N, C), features of B, current locations (B, N, 2) -> better ones, and why."""
         n = uv.shape[1]
         around = uv[:, :, None] + self.stride * self.window
         patch = sample(features_b, around.flatten(1, 2), self.stride).unflatten(1, (n, -1))  # (B, N, 49, C)
@@ -90,7 +90,7 @@ class Refiner(nn.Module):
         softargmax = correlation.softmax(-1) @ self.window
         here = patch[:, :, len(self.window) // 2]
         h = self.mlp(torch.cat([correlation, descriptor, here, softargmax], dim=-1))
-        return uv + self.stride * (softargmax + self.shift(h)), self.trust(h)[..., 0]
+        return uv + self.stride * (softargmax + self.shift(h)), h
 
 
 @dataclass(frozen=True)
@@ -126,6 +126,7 @@ class MatchNetwork(nn.Module):
         self.down2 = nn.Conv2d(w4, w2, 1)
         self.merge2 = nn.Sequential(conv(w2, w2), nn.Conv2d(w2, w2, 1))
         self.refine4, self.refine2 = Refiner(4), Refiner(2)
+        self.trust = nn.Linear(128, 1)
         self.log_temperature = nn.Parameter(torch.tensor(0.0))
 
     def encode(self, images: Tensor) -> Pyramid:
@@ -163,9 +164,9 @@ class MatchNetwork(nn.Module):
             (self.refine2, d2, b2),
             (self.refine2, d2, b2),
         ):
-            uv, trust = refine(descriptor, features, uv.detach())
+            uv, evidence = refine(descriptor, features, uv.detach())
             stages.append(uv)
-        return Located(logits, stages, trust)
+        return Located(logits, stages, self.trust(evidence)[..., 0])
 
 
 def sinusoids(side: int, width: int) -> Tensor:
