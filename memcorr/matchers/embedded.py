@@ -58,4 +58,4 @@ class EmbeddedMatcher:
         query = self.network.encode(images(queries).to(self.device))
         uv = torch.from_numpy(np.asarray(pixels, np.float32)).to(self.device)
         located = self.network.locate(reference, query, uv)
-        return located.stages[-1].double().cpu().numpy(), located.trust.sigmoid().double().cpu().numpy()
+        return located.uv.double().cpu().numpy(), located.trust.sigmoid().double().cpu().numpy()

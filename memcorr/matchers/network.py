@@ -65,6 +65,17 @@ def sample(features: Tensor, uv: Tensor, stride: int) -> Tensor:
     return F.grid_sample(features, grid[:, :, None], padding_mode="border", align_corners=False)[..., 0].mT
 
 
+@dataclass(frozen=True)
+class Stage:
+    """One refinement."""
+
+    uv: Tensor  # (B, N, 2) crop pixels: the corrected location
+    origin: Tensor  # (B, N, 2) where the window was centred
+    correlation: Tensor  # (B, N, 49) logits over the window, row-major
+    stride: int
+    evidence: Tensor  # (B, N, 128) what the correction was computed from
+
+
 class Refiner(nn.Module):
     """Corrects locations from the correlation of A's descriptor with a window of B's."""
 
@@ -81,8 +92,8 @@ class Refiner(nn.Module):
         nn.init.zeros_(self.shift.weight)
         nn.init.zeros_(self.shift.bias)
 
-    def forward(self, descriptor: Tensor, features_b: Tensor, uv: Tensor) -> tuple[Tensor, Tensor]:
-        """Descriptors of A (B, N, C), features of B, current locations (B, N, 2) -> better ones, and why."""
+    def forward(self, descriptor: Tensor, features_b: Tensor, uv: Tensor) -> Stage:
+        """Descriptors of A (B, N, C), features of B, current locations (B, N, 2) -> better ones."""
         n = uv.shape[1]
         around = uv[:, :, None] + self.stride * self.window
         patch = sample(features_b, around.flatten(1, 2), self.stride).unflatten(1, (n, -1))  # (B, N, 49, C)
@@ -90,7 +101,7 @@ class Refiner(nn.Module):
         softargmax = correlation.softmax(-1) @ self.window
         here = patch[:, :, len(self.window) // 2]
         h = self.mlp(torch.cat([correlation, descriptor, here, softargmax], dim=-1))
-        return uv + self.stride * (softargmax + self.shift(h)), h
+        return Stage(uv + self.stride * (softargmax + self.shift(h)), uv, correlation, self.stride, h)
 
 
 @dataclass(frozen=True)
@@ -105,8 +116,13 @@ class Pyramid:
 @dataclass(frozen=True)
 class Located:
     logits: Tensor  # (B, N, 256) over the cells of B, stride 8
-    stages: list[Tensor]  # (B, N, 2) crop pixels: coarse, then after every refinement
+    stages: list[Stage]  # every refinement in turn
     trust: Tensor  # (B, N) logit of being right
+
+    @property
+    def uv(self) -> Tensor:
+        """The answer, (B, N, 2) crop pixels."""
+        return self.stages[-1].uv
 
 
 class MatchNetwork(nn.Module):
@@ -156,7 +172,7 @@ class MatchNetwork(nn.Module):
         query = sample(a8, uv_a, 8)
         logits = query @ b.mT * (self.log_temperature.exp() * b.shape[-1] ** -0.5)
         uv = around_the_peak(logits)
-        stages = [uv]
+        stages: list[Stage] = []
         d4, d2 = sample(a4, uv_a, 4), sample(a2, uv_a, 2)
         for refine, descriptor, features in (
             (self.refine4, d4, b4),
@@ -164,9 +180,9 @@ class MatchNetwork(nn.Module):
             (self.refine2, d2, b2),
             (self.refine2, d2, b2),
         ):
-            uv, evidence = refine(descriptor, features, uv.detach())
-            stages.append(uv)
-        return Located(logits, stages, self.trust(evidence)[..., 0])
+            stages.append(refine(descriptor, features, uv.detach()))
+            uv = stages[-1].uv
+        return Located(logits, stages, self.trust(stages[-1].evidence)[..., 0])
 
 
 def sinusoids(side: int, width: int) -> Tensor:

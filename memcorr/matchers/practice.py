@@ -122,49 +122,67 @@ def randomise_light(model: mujoco.MjModel, rng: np.random.Generator) -> None:
     model.light_dir[:] = directions / np.linalg.norm(directions, axis=1, keepdims=True)
 
 
+@dataclass(frozen=True)
+class Around:
+    """Where a group's views scatter: all draws are in [-1, 1] or [0, 1] and scaled where they are used."""
+
+    joints: Array  # (joints,) position within the range, [0, 1]
+    place: Array  # (bodies, 2)
+    camera: Array  # (3,) azimuth, elevation, distance
+
+    @staticmethod
+    def draw(model: mujoco.MjModel, rng: np.random.Generator) -> Around:
+        return Around(rng.uniform(0, 1, model.njnt), rng.uniform(-1, 1, (model.nbody, 2)), rng.uniform(-1, 1, 3))
+
+
 def randomise_view(
     model: mujoco.MjModel,
     stock: mujoco.MjModel,
     data: mujoco.MjData,
     body: int,
+    around: Around,
     postures: Array,
     rng: np.random.Generator,
 ) -> None:
-    """Joints, object positions, robot posture and camera."""
+    """Joints, object positions, robot posture and camera of one view.
+
+    Two views of a group differ by up to 0.4 of a joint's range, 14 cm and 40 degrees of azimuth.
+    """
     mujoco.mj_resetData(model, data)
     data.qpos[:9] = postures[rng.integers(len(postures))]
     for j in range(model.njnt):
         first = model.jnt_qposadr[j]
         if model.body(model.body_rootid[model.jnt_bodyid[j]]).name in SCENERY:
             continue
+        share = np.clip(around.joints[j] + rng.uniform(-0.2, 0.2), 0, 1)
         if model.jnt_type[j] == mujoco.mjtJoint.mjJNT_FREE:
-            data.qpos[first : first + 2] += rng.uniform(-0.1, 0.1, 2)
-            yaw = rng.uniform(-0.5, 0.5)
+            data.qpos[first : first + 2] += rng.uniform(-0.07, 0.07, 2)
+            yaw = share - 0.5
             turned = np.empty(4)
-            mujoco.mju_mulQuat(
-                turned, np.array([np.cos(yaw / 2), 0, 0, np.sin(yaw / 2)]), data.qpos[first + 3 : first + 7]
-            )
+            turn = np.array([np.cos(yaw / 2), 0, 0, np.sin(yaw / 2)])
+            mujoco.mju_mulQuat(turned, turn, data.qpos[first + 3 : first + 7])
             data.qpos[first + 3 : first + 7] = turned
         elif model.jnt_type[j] != mujoco.mjtJoint.mjJNT_BALL:
             lo, hi = model.jnt_range[j] if model.jnt_limited[j] else (-0.6, 0.6)
-            data.qpos[first] = rng.uniform(lo, hi)
+            data.qpos[first] = lo + share * (hi - lo)
     roots = [b for b in range(1, model.nbody) if model.body_parentid[b] == 0 and model.body(b).name not in SCENERY]
     for b in roots:
-        model.body_pos[b, :2] = stock.body_pos[b, :2] + rng.uniform(-0.07, 0.07, 2)
-    azimuth, tilt = np.radians(rng.uniform(-30, 30)), np.radians(rng.uniform(-8, 8))
-    x, y, z = (CAMERA_POSITION - CAMERA_TARGET) * rng.uniform(0.6, 1.15)  # small objects need a closer look
-    flat, elevation = np.hypot(x, y), np.arctan2(z, np.hypot(x, y)) + tilt
-    heading = np.arctan2(y, x) + azimuth
-    offset = np.hypot(flat, z) * np.array(
+        model.body_pos[b, :2] = stock.body_pos[b, :2] + 0.03 * around.place[b] + rng.uniform(-0.07, 0.07, 2)
+    x, y, z = CAMERA_POSITION - CAMERA_TARGET
+    wobble = rng.uniform(-1, 1, 3)
+    heading = np.arctan2(y, x) + np.radians(15 * around.camera[0] + 20 * wobble[0])
+    elevation = np.arctan2(z, np.hypot(x, y)) + np.radians(6 * around.camera[1] + 3 * wobble[1])
+    distance = np.linalg.norm([x, y, z]) * (0.88 + 0.22 * around.camera[2] + 0.06 * wobble[2])
+    offset = distance * np.array(
         [np.cos(elevation) * np.cos(heading), np.cos(elevation) * np.sin(heading), np.sin(elevation)]
     )
     mujoco.mj_kinematics(model, data)
-    target = rng.choice([CAMERA_TARGET, data.xipos[body]]) + rng.uniform(-0.05, 0.05, 3)
+    target = (CAMERA_TARGET if around.place[body, 0] > 0 else data.xipos[body]) + rng.uniform(-0.04, 0.04, 3)
     T = look_at(target + offset, target)
     camera = model.camera(CAMERA_NAME).id
     model.cam_pos[camera] = T[:3, 3]
     mujoco.mju_mat2Quat(model.cam_quat[camera], (T[:3, :3] * np.array([1.0, -1.0, -1.0])).flatten())
-    model.cam_fovy[camera] = CAMERA_FOVY + rng.uniform(-4, 4)
+    model.cam_fovy[camera] = CAMERA_FOVY + rng.uniform(-3, 3)
     mujoco.mj_camlight(model, data)
 
 
@@ -183,9 +201,10 @@ def practise(scene: str, groups: int, path: Path, seed: int, postures: Array) ->
         body = int(rng.choice(bodies))
         renderer.set_object(body)
         randomise_look(model, stock, rng)
+        around = Around.draw(model, rng)
         views: list[tuple[NDArray, ...]] = []
         for _ in range(3 * VIEWS):
-            randomise_view(model, stock, data, body, postures, rng)
+            randomise_view(model, stock, data, body, around, postures, rng)
             randomise_light(model, rng)
             rgb, depth, mask, camera = renderer.render(data, PROTOCOL.image_size)
             if mask.sum() >= MIN_PIXELS:
