@@ -37,6 +37,7 @@ class MatcherConfig:
     weight_decay: float = 1e-4
     door: bool = True  # False: neither the door nor anything that shares its meshes
     door_share: float = 0.5  # of the pairs, if the door is included
+    objects: tuple[str, ...] = OTHER_SCENES  # Meta-World scenes to practise on, beside the door
     groups: int = 24  # per practice scene
     door_groups: int = 120
     right_mm: float = 10.0  # what confidence is the probability of
@@ -93,7 +94,7 @@ class Practice:
     """The rendered groups in memory, and batches drawn from them."""
 
     def __init__(self, config: MatcherConfig, folder: Path, workers: int) -> None:
-        scenes = dict.fromkeys(OTHER_SCENES, config.groups)
+        scenes = dict.fromkeys(config.objects, config.groups)
         if config.door:
             scenes |= dict.fromkeys(DOOR_RELATIVES, config.door_groups)
         paths = render_practice(folder, scenes, config.seed, workers)
@@ -162,13 +163,14 @@ def judge(uv: NDArray[np.float64], pairs: list[Pair], right_mm: float) -> tuple[
 
 def train(config: MatcherConfig, out: Path, workers: int = 2, save_every: int = 100) -> Path:
     output_folder(out)
-    if (out / "config.json").exists() and read_json(out / "config.json") != asdict(config):
+    resolved = json.loads(json.dumps(asdict(config)))
+    if (out / "config.json").exists() and read_json(out / "config.json") != resolved:
         raise UserError(f"{out} holds a matcher trained with another configuration; choose another --out")
     weights = out / "embedded.safetensors"
     if weights.exists():
         print(f"{weights} is finished; nothing to do")
         return weights
-    write_json(out / "config.json", asdict(config))
+    write_json(out / "config.json", resolved)
     practice = Practice(config, out / "practice", workers)
     torch.manual_seed(config.seed)
     network = MatchNetwork().train()

@@ -1,0 +1,134 @@
+"""The embedded matcher: exact practice pairs, resumable training, answers that stand alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from memcorr.demos import Store
+from memcorr.errors import UserError
+from memcorr.matchers import training
+from memcorr.matchers.embedded import WEIGHTS, EmbeddedMatcher, load_network
+from memcorr.matchers.network import MatchNetwork, around_the_peak, sample
+from memcorr.matchers.pictures import auc
+from memcorr.matchers.practice import Group, load_groups
+from memcorr.matchers.training import MatcherConfig, grid_targets, make_pair, train
+from memcorr.matching import crop_object
+
+TINY = MatcherConfig(steps=4, batch=2, points=32, door=False, objects=("sawyer_drawer",), groups=2)
+
+
+@pytest.fixture(scope="module")
+def practised(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real, tiny training run in one go."""
+    out = tmp_path_factory.mktemp("matcher")
+    train(TINY, out, workers=1)
+    return out
+
+
+@pytest.fixture(scope="module")
+def groups(practised: Path) -> list[Group]:
+    return load_groups(practised / "practice" / "sawyer_drawer.safetensors")
+
+
+def test_a_view_paired_with_itself_is_the_identity(groups: list[Group]) -> None:
+    pair = make_pair(groups[0], 2, 2, 200, np.random.default_rng(0))
+    np.testing.assert_allclose(pair.uv_b, pair.uv_a, atol=1e-3)
+    assert pair.visible.all()
+
+
+def test_warps_are_exact(groups: list[Group]) -> None:
+    """There and back again: what A sees in B, B sees in A, within the pixel it was rounded to."""
+    rng = np.random.default_rng(0)
+    for group in groups:
+        pair = make_pair(group, 0, 1, 300, rng)
+        frame_a, frame_b = group.frames[0], group.frames[1]
+        uv = crop_object(frame_b).to_original(pair.uv_b[pair.visible])
+        columns, rows = np.rint(uv).astype(int).T
+        p = frame_b.camera.lift(np.rint(uv), frame_b.depth[rows, columns])
+        T_ab = group.T_world_object[0] @ np.linalg.inv(group.T_world_object[1])
+        back, _ = frame_a.camera.project(p @ T_ab[:3, :3].T + T_ab[:3, 3])
+        start = crop_object(frame_a).to_original(pair.uv_a[pair.visible])
+        assert np.median(np.linalg.norm(back - start, axis=-1)) < 1.0
+
+
+def test_interrupted_training_ends_with_the_same_weights(
+    practised: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "practice").symlink_to(practised / "practice")
+    batch = training.Practice.batch
+
+    def interrupted(self: training.Practice, step: int) -> list[training.Pair]:
+        if step == 3:
+            raise KeyboardInterrupt
+        return batch(self, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training.Practice, "batch", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train(TINY, tmp_path, workers=1, save_every=2)
+    assert not (tmp_path / "embedded.safetensors").exists()
+    train(TINY, tmp_path, workers=1)
+    a, b = (load_file(folder / "embedded.safetensors") for folder in (practised, tmp_path))
+    assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_finished_and_foreign_folders(practised: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(TINY, practised, workers=1)
+    assert "nothing to do" in capsys.readouterr().out
+    with pytest.raises(UserError, match="another configuration"):
+        train(replace(TINY, steps=5), practised, workers=1)
+
+
+def test_sampling_names_pixel_centres() -> None:
+    """A ramp over crop pixels, average-pooled to each stride, is read back unchanged."""
+    x = torch.arange(128.0).expand(1, 1, 128, 128)
+    uv = torch.tensor([[[20.0, 64.0], [77.3, 10.0]]])
+    for stride in (2, 4, 8):
+        pooled = torch.nn.functional.avg_pool2d(x, stride)
+        torch.testing.assert_close(sample(pooled, uv, stride)[..., 0], uv[..., 0])
+
+
+def test_coarse_targets_and_peak_agree() -> None:
+    uv = torch.tensor([[[20.0, 64.0], [100.5, 31.25]]])
+    target = grid_targets((uv + 0.5) / 8 - 0.5, 16)
+    torch.testing.assert_close(target.sum(-1), torch.ones(1, 2))
+    torch.testing.assert_close(around_the_peak(target.log()), uv, atol=1e-3, rtol=0)
+
+
+def test_shipped_weights_are_small_and_fit_the_network() -> None:
+    assert WEIGHTS.stat().st_size <= 6e6
+    network = load_network(WEIGHTS)
+    assert sum(p.numel() for p in network.parameters()) == sum(p.numel() for p in MatchNetwork().parameters())
+
+
+def test_unusable_weights_are_named(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.safetensors"
+    broken.write_bytes(WEIGHTS.read_bytes()[:1000])
+    with pytest.raises(UserError, match=r"broken.safetensors"):
+        load_network(broken)
+
+
+def test_an_answer_does_not_depend_on_its_neighbours(store: Store) -> None:
+    frames = store.demonstration(0, "close").frames((0, 40, 80))
+    crops = np.stack([crop_object(f).rgb for f in frames])
+    matcher = EmbeddedMatcher()
+    pixels = np.random.default_rng(0).uniform(10, 110, (3, 16, 2))
+    together, confidence = matcher.match(matcher.encode(crops), pixels, crops[::-1])
+    for i in range(3):
+        alone, sure = matcher.match(matcher.encode(crops[i : i + 1]), pixels[i : i + 1], crops[::-1][i : i + 1])
+        np.testing.assert_allclose(alone[0], together[i], atol=1e-3)
+        np.testing.assert_allclose(sure[0], confidence[i], atol=1e-4)
+
+
+def test_auc_equals_the_count_of_ordered_pairs() -> None:
+    rng = np.random.default_rng(0)
+    score = rng.integers(0, 10, 200) / 10
+    positive = rng.uniform(size=200) < score
+    literal = np.mean([(a > b) + 0.5 * (a == b) for a in score[positive] for b in score[~positive]])
+    assert auc(score, positive) == pytest.approx(literal)
