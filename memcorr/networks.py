@@ -37,44 +37,75 @@ def mlp(d_in: int, d_hidden: int, d_out: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(d_in, d_hidden), nn.GELU(), nn.Linear(d_hidden, d_out))
 
 
-def heads(x: Tensor, count: int) -> tuple[Tensor, ...]:
-    """(B, n, count * 128) packed projections to `count` tensors (B, 4, n, 32)."""
-    B, n, _ = x.shape
-    return x.view(B, n, count, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4).unbind(0)
+def heads(x: Tensor) -> Tensor:
+    """One projection (B, n, 128) to its heads (B, 4, n, 32)."""
+    return x.unflatten(-1, (HEADS, WIDTH // HEADS)).transpose(1, 2)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None = None) -> Tensor:
-    """Softmax attention over (B, 4, n, 32) heads; `keep` (B, keys) marks keys that count. To (B, n, 128).
+    """Four-headed softmax attention of (B, n, 128) projections; `keep` (B, keys) marks keys that count.
 
     A key that does not count has weight exactly 0, so its content cannot reach the output.
     """
-    bias = None if keep is None else torch.zeros_like(keep, dtype=q.dtype).masked_fill_(~keep, -torch.inf)
-    out = F.scaled_dot_product_attention(q, k, v, None if bias is None else bias[:, None, None, :])
-    return out.transpose(1, 2).flatten(2)
+    bias = None
+    if keep is not None:
+        bias = torch.zeros_like(keep, dtype=q.dtype).masked_fill_(~keep, -torch.inf)[:, None, None, :]
+    return F.scaled_dot_product_attention(heads(q), heads(k), heads(v), bias).transpose(1, 2).flatten(2)
+
+
+def add_linear(x: Tensor, h: Tensor, linear: nn.Linear, bias: Tensor | None = None) -> Tensor:
+    """x + linear(h), the product accumulated in place: one pass over memory instead of three."""
+    y = x.flatten(0, -2) + (linear.bias if bias is None else bias)
+    return y.addmm_(h.flatten(0, -2), linear.weight.t()).view_as(x)
+
+
+class MLP(nn.Module):
+    """x + W_2 GELU(W_1 LN(x))."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.expand = nn.Linear(WIDTH, HIDDEN)
+        self.contract = nn.Linear(HIDDEN, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return add_linear(x, F.gelu(self.expand(self.norm(x))), self.contract)
 
 
 class SelfAttention(nn.Module):
+    """x + attention of LN(x) to itself."""
+
     def __init__(self) -> None:
         super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
         self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
         self.out = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
-        q, k, v = heads(self.qkv(x), 3)
-        return self.out(attend(q, k, v, keep))
+        q, k, v = self.qkv(self.norm(x)).split(WIDTH, dim=-1)
+        return add_linear(x, attend(q, k, v, keep), self.out)
 
 
 class CrossAttention(nn.Module):
+    """x + attention of LN(x) to the memory.
+
+    Two of the biases cost nothing: one added to every key changes no softmax, and one added to
+    every value passes through it, so it joins the output's bias.
+    """
+
     def __init__(self) -> None:
         super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
         self.q = nn.Linear(WIDTH, WIDTH)
         self.kv = nn.Linear(WIDTH, 2 * WIDTH)
         self.out = nn.Linear(WIDTH, WIDTH)
 
+    def output_bias(self) -> Tensor:
+        return torch.addmv(self.out.bias, self.out.weight, self.kv.bias[WIDTH:])
+
     def forward(self, x: Tensor, memory: Tensor, keep: Tensor) -> Tensor:
-        (q,) = heads(self.q(x), 1)
-        k, v = heads(self.kv(memory), 2)
-        return self.out(attend(q, k, v, keep))
+        k, v = F.linear(memory, self.kv.weight).split(WIDTH, dim=-1)
+        return add_linear(x, attend(self.q(self.norm(x)), k, v, keep), self.out, self.output_bias())
 
 
 class EncoderLayer(nn.Module):
@@ -82,14 +113,11 @@ class EncoderLayer(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm_attention = nn.LayerNorm(WIDTH)
         self.attention = SelfAttention()
-        self.norm_mlp = nn.LayerNorm(WIDTH)
-        self.mlp = mlp(WIDTH, HIDDEN, WIDTH)
+        self.mlp = MLP()
 
     def forward(self, x: Tensor, keep: Tensor) -> Tensor:
-        x = x + self.attention(self.norm_attention(x), keep)
-        return x + self.mlp(self.norm_mlp(x))
+        return self.mlp(self.attention(x, keep))
 
 
 class DenoiserBlock(nn.Module):
@@ -97,17 +125,12 @@ class DenoiserBlock(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm_self = nn.LayerNorm(WIDTH)
         self.self_attention = SelfAttention()
-        self.norm_cross = nn.LayerNorm(WIDTH)
         self.cross_attention = CrossAttention()
-        self.norm_mlp = nn.LayerNorm(WIDTH)
-        self.mlp = mlp(WIDTH, HIDDEN, WIDTH)
+        self.mlp = MLP()
 
     def forward(self, x: Tensor, memory: Tensor, keep: Tensor) -> Tensor:
-        x = x + self.self_attention(self.norm_self(x))
-        x = x + self.cross_attention(self.norm_cross(x), memory, keep)
-        return x + self.mlp(self.norm_mlp(x))
+        return self.mlp(self.cross_attention(self.self_attention(x), memory, keep))
 
 
 class ActionTransformer(nn.Module):
@@ -155,8 +178,14 @@ class ActionTransformer(nn.Module):
         return self.out(self.norm_out(x))
 
     def forward(self, z_t: Tensor, t: Tensor, condition: Condition) -> Tensor:
-        context = self.encode(self.context(condition), condition.keep)
-        return self.denoise(z_t, t, condition.state, context, condition.keep)
+        tokens, keep = self.context(condition), condition.keep
+        present = keep.any(dim=1)
+        if present.all():
+            context = self.encode(tokens, keep)
+        else:  # a dropped condition costs nothing: it is never encoded
+            context = tokens.new_zeros(*keep.shape, WIDTH)
+            context[present] = self.encode(tokens[present], keep[present])
+        return self.denoise(z_t, t, condition.state, context, keep)
 
 
 class VisualTransformer(ActionTransformer):

@@ -84,26 +84,32 @@ class StraightforwardTransformer(nn.Module):
         return self.out(self.norm_out(x))
 
 
+RENAMED = (
+    (".self_attention.norm.", ".norm_self."),
+    (".cross_attention.norm.", ".norm_cross."),
+    (".attention.norm.", ".norm_attention."),
+    (".mlp.norm.", ".norm_mlp."),
+    (".mlp.expand.", ".mlp.0."),
+    (".mlp.contract.", ".mlp.2."),
+    ("attention.out.", "attention.out_proj."),
+    (".qkv.", ".in_proj_"),
+)
+
+
 def from_ours(network: nn.Module) -> StraightforwardTransformer:
-    """The same function in the straightforward form: packed projections get PyTorch's names."""
+    """The same function in the straightforward form: packed projections under PyTorch's names."""
+    ours = dict(network.state_dict())
+    for name in [name for name in ours if ".cross_attention.q." in name]:
+        kv = name.replace(".q.", ".kv.")
+        ours[name.replace(".q.", ".qkv.")] = torch.cat([ours.pop(name), ours.pop(kv)])
     theirs = StraightforwardTransformer()
-    ours = network.state_dict()
     renamed = {}
     for name, tensor in ours.items():
-        head, _, kind = name.rpartition(".")
-        if head.endswith(".qkv"):
-            renamed[f"{head.removesuffix('.qkv')}.in_proj_{kind}"] = tensor
-        elif head.endswith(".q"):
-            packed = torch.cat([tensor, ours[f"{head.removesuffix('q')}kv.{kind}"]])
-            renamed[f"{head.removesuffix('.q')}.in_proj_{kind}"] = packed
-        elif head.endswith(".kv"):
-            continue
-        elif head.endswith("attention.out"):
-            renamed[f"{head.removesuffix('.out')}.out_proj.{kind}"] = tensor
-        else:
-            renamed[name] = tensor
+        for mine, other in RENAMED:
+            name = name.replace(mine, other)
+        renamed[name] = tensor
     theirs.load_state_dict(renamed)
-    return theirs.to(next(iter(ours.values())).device)
+    return theirs.to(network.get_parameter("out.weight").device)
 
 
 class StraightforwardTraining:
