@@ -61,7 +61,8 @@ class Experiment:
         fields = {f.name for f in dataclasses.fields(Experiment)}
         if unknown := set(content) - fields:
             raise ValueError(f"unknown fields {', '.join(sorted(unknown))}")
-        return Experiment(**{k: tuple(v) if isinstance(v, list) else v for k, v in content.items()})
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in content.items()}
+        return Experiment(**values)
 
 
 MAIN = Experiment()

@@ -83,9 +83,9 @@ def _future(gripper_ref: Array, j: NDArray[np.int64] | int) -> Array:
 
 def _masked(r: Array, valid: NDArray[np.bool_]) -> Relations:
     """(..., 16, 4, 18) and (..., 16) to the flat 64 tokens, zero where invalid."""
-    r = np.where(valid[..., None, None], r, 0.0).astype(np.float32)
+    tokens = np.where(valid[..., None, None], r, 0.0).astype(np.float32)
     return Relations(
-        tokens=r.reshape(*r.shape[:-3], TOKENS, TOKEN_FIELDS),
+        tokens=tokens.reshape(*r.shape[:-3], TOKENS, TOKEN_FIELDS),
         valid=np.repeat(valid, len(PROTOCOL.future_offsets), axis=-1),
     )
 

@@ -95,13 +95,15 @@ class VisualUNet(nn.Module):
         condition = torch.cat([self.time_mlp(sinusoidal_embedding(t, TIME_WIDTH)), observation], dim=1)
         x = z_t.transpose(1, 2)
         skips = []
-        for first, second, downsample in self.down:  # type: ignore[misc]
+        for level in self.down:
+            first, second, downsample = level.children()
             x = second(first(x, condition), condition)
             skips.append(x)
             x = downsample(x)
         for block in self.middle:
             x = block(x, condition)
-        for first, second, upsample in self.up:  # type: ignore[misc]
+        for level in self.up:
+            first, second, upsample = level.children()
             x = upsample(second(first(torch.cat([x, skips.pop()], dim=1), condition), condition))
         return self.out(x).transpose(1, 2)
 
