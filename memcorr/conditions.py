@@ -6,7 +6,7 @@ the unconditional branch of guidance, is one operation on it: no token may be at
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -34,10 +34,10 @@ class Condition:
     def to(self, device: torch.device | str) -> Condition:
         return self._map(lambda x: x.to(device))
 
-    def __getitem__(self, rows: slice) -> Condition:
+    def __getitem__(self, rows: slice | Tensor) -> Condition:
         return self._map(lambda x: x[rows])
 
-    def _map(self, change) -> Condition:  # type: ignore[no-untyped-def]
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Condition:
         present = {f.name: getattr(self, f.name) for f in fields(self)}
         return Condition(**{name: change(x) for name, x in present.items() if x is not None})
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from .camera import Array
 from .demos import Store, Windows, cut_windows, opened
@@ -114,7 +115,7 @@ def load_dataset(store: Store, pairs: Sequence[int], tie_break: TieBreak, images
 
 def _load_images(store: Store, pairs: Sequence[int]) -> Images:
     shrunk = []
-    for demonstration in store.demonstrations(pairs):
+    for demonstration in tqdm(store.demonstrations(pairs), "images", unit="demo", leave=False):
         with opened(demonstration.path) as f:
             shrunk.append(shrink(f["rgb"][:], f["depth"][:], f["mask"][:]))
     return Images(

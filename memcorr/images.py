@@ -9,9 +9,6 @@ from numpy.typing import NDArray
 
 from .networks import IMAGE_SIZE
 
-# Pixels without anything near (sky) report the far plane, 80 m away; left alone they would take
-# the whole scale of the standardised depth. 3 m is behind everything on the table.
-FAR = 3.0
 DEPTH_LIMIT = 5.0  # standardised depth is clipped to +-5
 
 
@@ -20,7 +17,7 @@ class Images:
     """Shrunk observations with any leading axes."""
 
     rgb: NDArray[np.uint8]  # (..., 64, 64, 3)
-    depth: NDArray[np.float32]  # (..., 64, 64) metres, at most FAR
+    depth: NDArray[np.float32]  # (..., 64, 64) metres, 0 where nothing was seen
     mask: NDArray[np.bool_]  # (..., 64, 64)
 
     def __getitem__(self, index: NDArray[np.int64] | int) -> Images:
@@ -34,8 +31,7 @@ def shrink(rgb: NDArray[np.uint8], depth: NDArray[np.float32], mask: NDArray[np.
     *lead, _, _, _ = rgb.shape
     blocks = rgb.reshape(*lead, IMAGE_SIZE, k, IMAGE_SIZE, k, 3)
     mean = blocks.sum(axis=(-4, -2), dtype=np.uint16) // np.uint16(k * k)
-    near = np.minimum(depth[..., ::k, ::k], np.float32(FAR))
-    return Images(mean.astype(np.uint8), near, mask[..., ::k, ::k])
+    return Images(mean.astype(np.uint8), depth[..., ::k, ::k].copy(), mask[..., ::k, ::k].copy())
 
 
 def network_image(images: Images, depth_mean: float, depth_std: float) -> NDArray[np.float32]:

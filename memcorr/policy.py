@@ -1,7 +1,7 @@
 """A trained policy: observation and reference in, action chunk out. No simulator anywhere.
 
     policy = memcorr.load_policy("runs/memcorr-42")
-    condition = policy.condition(frame, Reference(matches, demonstration.gripper, j))
+    condition = policy.condition(frame, matches=matches, gripper_ref=demonstration.gripper, j=j)
     chunk = policy.plan(condition, initial_noise(seed, replan)[None])[0]    # (16, 4); execute eight
 
 Task identity reaches a relation policy only through the reference; a visual policy is given the
@@ -10,7 +10,6 @@ task instead and ignores the reference.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -28,17 +27,8 @@ from .images import network_image, shrink
 from .matches import Matches
 from .normalisation import Normalisation
 from .protocol import PROTOCOL, TASKS, Task
-from .relations import TOKENS, Relations, build_relations, empty_relations
+from .relations import TOKENS, build_relations, empty_relations
 from .sampler import make_sampler
-
-
-@dataclass(frozen=True)
-class Reference:
-    """The selected demonstration as one replanning step sees it."""
-
-    matches: Matches  # (16, ...) between its frame j and the live frame
-    gripper: Array  # (T, 3) its whole gripper trajectory, metres, world frame
-    j: int  # its current frame j_k, at most T - 16
 
 
 def initial_noise(*key: int) -> NDArray[np.float32]:
@@ -63,32 +53,38 @@ class Policy:
         """Whether a matcher has to run: not for images, nor for motion alone."""
         return not self.experiment.visual and self.experiment.representation != "motion"
 
-    def condition(self, frame: Frame, reference: Reference | None = None, task: Task | None = None) -> Condition:
+    def condition(
+        self,
+        frame: Frame,
+        *,
+        matches: Matches | None = None,
+        gripper_ref: Array | None = None,
+        j: int = 0,
+        task: Task | None = None,
+    ) -> Condition:
         """The condition of one live frame, a batch of one; `conditions.stack_conditions` joins several.
 
-        Relation policies read `reference` (None is the empty condition), visual ones `task`.
-        `Condition.drop` empties either. (The U-Net ignores that: it was never trained without.)
+        Relation policies read the reference: `matches` between its frame `j` and the live frame,
+        and its whole gripper trajectory `gripper_ref` (T, 3), world frame. Without a reference the
+        condition is empty. Visual policies read `task`. `Condition.drop` empties either kind (the
+        U-Net ignores that: it was never trained without).
         """
         state = torch.from_numpy(self.normalisation.state(frame.robot_state))[None]
         if not self.experiment.visual:
-            relations = self.relations(frame.gripper, reference)
-            return Condition(
-                state, torch.from_numpy(relations.valid)[None], tokens=torch.from_numpy(relations.tokens)[None]
-            )
+            if gripper_ref is None:
+                relations = empty_relations()
+            else:
+                representation = self.experiment.representation
+                relations = build_relations(matches, frame.gripper, gripper_ref, j, representation)
+            tokens, valid = torch.from_numpy(relations.tokens), torch.from_numpy(relations.valid)
+            return Condition(state, valid[None], tokens=tokens[None])
         if task is None:
             raise ValueError("a visual policy needs the task")
         n = self.normalisation
         image = network_image(shrink(frame.rgb, frame.depth, frame.mask), float(n.depth_mean), float(n.depth_std))
         one_hot = torch.eye(len(TASKS))[[TASKS.index(task)]]
-        return Condition(state, torch.ones(1, TOKENS, dtype=torch.bool), image=torch.from_numpy(image)[None], task=one_hot)
-
-    def relations(self, gripper_live: Array, reference: Reference | None) -> Relations:
-        """The tokens this policy was trained with, by the same function."""
-        if reference is None:
-            return empty_relations()
-        return build_relations(
-            reference.matches, gripper_live, reference.gripper, reference.j, self.experiment.representation
-        )
+        keep = torch.ones(1, TOKENS, dtype=torch.bool)
+        return Condition(state, keep, image=torch.from_numpy(image)[None], task=one_hot)
 
     def plan(self, condition: Condition, noise: NDArray[np.float32]) -> Array:
         """Chunks (B, 16, 4) in the robot's units, each component in [-1, 1].

@@ -31,7 +31,7 @@ class Relations:
 
 
 def build_relations(
-    matches: Matches,
+    matches: Matches | None,
     gripper_live: Array,
     gripper_ref: Array,
     j: NDArray[np.int64] | int,
@@ -40,10 +40,12 @@ def build_relations(
     """Eq. (token): r_il = [g_k^q - p_i^q, g_j^r - p_i^r, g_{j+tau_l}^r - p_i^r, p_i^q - p_i^r, c_i, l/3, 0_4].
 
     `gripper_live` (..., 3) is g_k^q, `gripper_ref` (..., T, 3) the whole reference trajectory and
-    `j` (...) its current frame j_k. With fewer than four valid points the condition is empty.
+    `j` (...) its current frame j_k. With fewer than four valid points the condition is empty. Only
+    the motion control does without `matches`.
     """
     if representation == "motion":
-        return _motion(gripper_ref, j, matches.valid.shape)
+        return _motion(gripper_ref, j)
+    assert matches is not None, "relations need matches"
     if representation == "centroid":
         matches = centroid_matches(matches)
     g_q = np.asarray(gripper_live)[..., None, :]  # (..., 1, 3)
@@ -61,18 +63,19 @@ def build_relations(
     return _masked(r, matches.valid & enough)
 
 
-def _motion(gripper_ref: Array, j: NDArray[np.int64] | int, shape: tuple[int, ...]) -> Relations:
+def _motion(gripper_ref: Array, j: NDArray[np.int64] | int) -> Relations:
     """Motion only: [0_6, g_{j+tau_l}^r - g_j^r, 0_3, 1, l/3, 0_4] in all 16 nominal slots.
 
     The slots stand for no point, so neither validity nor the fallback of a matcher applies.
     """
     g_r = _future(gripper_ref, j)
-    offsets = g_r.shape[-2]
-    r = np.zeros((*shape, offsets, TOKEN_FIELDS))
+    *batch, offsets, _ = g_r.shape
+    slots = (*batch, PROTOCOL.points)
+    r = np.zeros((*slots, offsets, TOKEN_FIELDS))
     r[..., 6:9] = (g_r - g_r[..., :1, :])[..., None, :, :]
     r[..., 12] = 1.0
     r[..., 13] = np.arange(offsets) / (offsets - 1)
-    return _masked(r, np.ones(shape, bool))
+    return _masked(r, np.ones(slots, bool))
 
 
 def _future(gripper_ref: Array, j: NDArray[np.int64] | int) -> Array:
