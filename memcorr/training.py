@@ -243,7 +243,7 @@ def keep_freed_memory() -> None:
 def read_cache(folder: Path, store: Store) -> Cache:
     from . import cache
 
-    return cache.read_cache(folder, store)  # type: ignore[attr-defined]
+    return cache.read_cache(folder, store)  # type: ignore[attr-defined,unused-ignore]
 
 
 @contextmanager
