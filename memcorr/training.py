@@ -214,12 +214,13 @@ def drive(run: Run, validation: Validation) -> None:
         if requested:
             run.save()
     metrics.close()
+    if requested:
+        print(f"stopped after update {run.update} of {run.end}")
+        raise KeyboardInterrupt  # so that whoever called does not go on as if training were done
 
 
 def outcome(run: Run, data: Path) -> str:
     """One line: what there is now, and what to run next."""
-    if run.update < run.end:
-        return f"stopped after update {run.update} of {run.end}; the same command continues from there"
     if run.update < run.experiment.total_updates:
         return (
             f"stage one is finished after {run.update} updates: {run.folder / STAGE_ONE}; for stage two make a cache "

@@ -88,7 +88,7 @@ class VisualUNet(nn.Module):
     def encode(self, condition: Condition) -> Tensor:
         """The global condition (B, 128): image, robot state and task. It does not depend on t."""
         assert condition.image is not None and condition.task is not None
-        image = self.image_encoder(condition.image)
+        image = self.image_encoder(condition.image.contiguous(memory_format=torch.channels_last))  # faster on CPUs
         return torch.cat([image, self.state_encoder(condition.state), self.task_encoder(condition.task)], dim=1)
 
     def denoise(self, z_t: Tensor, t: Tensor, observation: Tensor) -> Tensor:

@@ -137,7 +137,8 @@ def test_ctrl_c_saves_between_two_updates(
 
     with monkeypatch.context() as patch:
         patch.setattr(Run, "advance", interrupted)
-        train(TINY, store.root, 42, tmp_path / "run", cached)
+        with pytest.raises(KeyboardInterrupt):
+            train(TINY, store.root, 42, tmp_path / "run", cached)
     assert read_tensors(tmp_path / "run/state.safetensors")[1]["update"] == "6"
     train(TINY, store.root, 42, tmp_path / "run", cached)
     assert_same_weights(tmp_path / "run", uninterrupted)
