@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from .batches import Batch, Batches
-from .cache import Cache
+from .cache import read_cache
 from .checkpoints import CONFIG, MODEL, STAGE_ONE, STATE, Config, model_update, read_tensors, write_model, write_tensors
 from .dataset import Dataset, load_dataset
 from .demos import Store
@@ -239,12 +239,6 @@ def keep_freed_memory() -> None:
         return
     mallopt(mmap_threshold, 2**30)
     mallopt(trim_threshold, 2**31 - 1)
-
-
-def read_cache(folder: Path, store: Store) -> Cache:
-    from . import cache
-
-    return cache.read_cache(folder, store)  # type: ignore[attr-defined,unused-ignore]
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from memcorr.cache import Cache
 from memcorr.collect import collect
@@ -11,6 +12,8 @@ from memcorr.dataset import Dataset, load_dataset
 from memcorr.demos import Store
 from memcorr.matches import Matches, residuals, transform
 from memcorr.sim import DoorWorld
+
+torch.set_num_threads(1)  # small networks: a second thread on a busy machine only waits
 
 
 @pytest.fixture(scope="session")
