@@ -2,11 +2,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
+from memcorr.cache import Cache
 from memcorr.collect import collect
+from memcorr.dataset import Dataset, load_dataset
 from memcorr.demos import Store
+from memcorr.matches import Matches, residuals, transform
 from memcorr.sim import DoorWorld
+
+torch.set_num_threads(1)  # small networks: a second thread on a busy machine only waits
 
 
 @pytest.fixture(scope="session")
@@ -21,3 +28,26 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     root: Path = tmp_path_factory.mktemp("demos") / "store"
     collect(root, pairs=2, workers=2)
     return Store.open(root)
+
+
+@pytest.fixture(scope="session")
+def dataset(store: Store) -> Dataset:
+    """Both pairs as training rows, with images."""
+    return load_dataset(store, range(2), "elapsed", images=True)
+
+
+@pytest.fixture(scope="session")
+def cache(dataset: Dataset) -> Cache:
+    """What a matcher with 10 mm of error might have measured: all frames 0 and random other rows."""
+    rng, rows = np.random.default_rng(0), 200
+    first = np.concatenate(dataset.first_rows(np.arange(dataset.pairs)))
+    others = rng.choice(np.setdiff1d(np.arange(len(dataset)), first), rows - len(first), replace=False)
+    chosen = np.sort(np.concatenate([first, others]))
+    d, anchor = dataset.windows.demonstration[chosen], dataset.windows.anchor[chosen]
+    j = dataset.reference_frame[chosen]
+    p_ref = dataset.ground_truth(chosen).p_ref + rng.normal(scale=0.02, size=(rows, 16, 3))
+    T_ref, T_live = dataset.object_pose[dataset.reference[d], j], dataset.object_pose[d, anchor]
+    p_true = transform(T_live @ np.linalg.inv(T_ref), p_ref)
+    p_live = p_true + rng.normal(scale=0.01, size=p_true.shape)
+    matches = Matches(p_ref, p_live, rng.random((rows, 16)), rng.random((rows, 16)) < 0.9)
+    return Cache(d, anchor, j, matches, residuals(matches, T_ref, T_live), p_true)

@@ -1,0 +1,117 @@
+"""Standard and counterfactual paired batches, each a pure function of (seed, update).
+
+Nothing random outlives one update, which is what makes an interrupted run resume exactly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .conditions import Condition
+from .dataset import Dataset, Rows
+from .diffusion import DIFFUSION_STEPS, PAIRED_TIMESTEPS, paired_noise, q_sample
+from .experiments import Experiment
+from .images import network_image
+from .matches import Matches
+from .mixture import Mixture, join_matches, source_counts
+from .normalisation import Normalisation
+from .protocol import PROTOCOL, TASKS
+from .relations import TOKENS
+
+CHUNK_SHAPE = (PROTOCOL.chunk, PROTOCOL.action_dim)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Network input and target of one update; the loss is the mean squared error to `eps`."""
+
+    z_t: Tensor  # (B, 16, 4)
+    t: Tensor  # (B,)
+    condition: Condition
+    eps: Tensor  # (B, 16, 4) target
+
+    def to(self, device: torch.device | str) -> Batch:
+        return Batch(self.z_t.to(device), self.t.to(device), self.condition.to(device), self.eps.to(device))
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Draws batches of one experiment. With a `mixture` the conditions are those of stage two."""
+
+    dataset: Dataset
+    normalisation: Normalisation
+    experiment: Experiment
+    mixture: Mixture | None = None
+
+    def draw(self, seed: int, update: int) -> Batch:
+        """The batch of one update; paired and standard updates alternate, standard first."""
+        rng = np.random.default_rng([seed, update])
+        paired = self.experiment.paired and update % 2 == 1
+        return self.paired(rng, self.experiment.batch // 2) if paired else self.standard(rng, self.experiment.batch)
+
+    def standard(self, rng: np.random.Generator, size: int) -> Batch:
+        """Uniform rows and timesteps, independent noise, condition dropout."""
+        rows, matches = self._standard_rows(rng, size)
+        t = torch.from_numpy(rng.integers(0, DIFFUSION_STEPS, size))
+        eps = torch.from_numpy(rng.standard_normal((size, *CHUNK_SHAPE), np.float32))
+        dropped = torch.from_numpy(rng.random(size) < self.experiment.condition_dropout)
+        z_t = q_sample(self._chunks(rows), eps, t)
+        return Batch(z_t, t, self.condition(rows, matches).drop(dropped), eps)
+
+    def paired(self, rng: np.random.Generator, pairs: int) -> Batch:
+        """Opening and closing at frame 0 of `pairs` physical pairs: first all openings, then all closings.
+
+        Both directions share z_t, t, the robot state and, in stage two, the measured geometry.
+        """
+        pair = rng.integers(0, self.dataset.pairs, pairs)
+        row_open, row_close = self.dataset.first_rows(pair)
+        t = torch.from_numpy(rng.integers(PAIRED_TIMESTEPS[0], PAIRED_TIMESTEPS[1] + 1, pairs))
+        eps = torch.from_numpy(rng.standard_normal((pairs, *CHUNK_SHAPE), np.float32))
+        z_t, eps_open, eps_close = paired_noise(self._chunks(row_open), self._chunks(row_close), eps, t)
+        rows = np.concatenate([row_open, row_close])
+        condition = self.condition(rows, self._paired_matches(rng, pair, rows))
+        return Batch(torch.cat([z_t, z_t]), torch.cat([t, t]), condition, torch.cat([eps_open, eps_close]))
+
+    def condition(self, rows: Rows, matches: Matches) -> Condition:
+        """What the network sees of `rows`."""
+        state = torch.from_numpy(self.normalisation.state(self.dataset.windows.state[rows]))
+        if not self.experiment.visual:
+            relations = self.dataset.relations(rows, matches, self.experiment.representation)
+            return Condition(state, torch.from_numpy(relations.valid), tokens=torch.from_numpy(relations.tokens))
+        n = self.normalisation
+        image = network_image(self.dataset.row_images(rows), float(n.depth_mean), float(n.depth_std))
+        task = np.eye(len(TASKS), dtype=np.float32)[self.dataset.task(rows)]
+        keep = torch.ones(len(rows), TOKENS, dtype=torch.bool)
+        return Condition(state, keep, image=torch.from_numpy(image), task=torch.from_numpy(task))
+
+    def _chunks(self, rows: Rows) -> Tensor:
+        return torch.from_numpy(self.normalisation.action(self.dataset.windows.chunk[rows]))
+
+    def _standard_rows(self, rng: np.random.Generator, size: int) -> tuple[Rows, Matches]:
+        if self.mixture is None:
+            rows = rng.integers(0, len(self.dataset), size)
+            return rows, self.dataset.ground_truth(rows)
+        truth, raw, corrupted = source_counts(size)
+        rows = rng.integers(0, len(self.dataset), truth)
+        index = rng.integers(0, len(self.mixture.rows), raw + corrupted)
+        return np.concatenate([rows, self.mixture.rows[index]]), self._mixed(rng, rows, index[:raw], index[raw:])
+
+    def _paired_matches(self, rng: np.random.Generator, pair: Rows, rows: Rows) -> Matches:
+        """Stage one: each direction's ground truth. Stage two: the opening row's matches for both."""
+        if self.mixture is None:
+            return self.dataset.ground_truth(rows)
+        truth, raw, _ = source_counts(len(pair))
+        index = self.mixture.first[pair]
+        shared = self._mixed(rng, rows[:truth], index[truth : truth + raw], index[truth + raw :])
+        return join_matches(shared, shared)
+
+    def _mixed(self, rng: np.random.Generator, rows: Rows, raw: Rows, corrupted: Rows) -> Matches:
+        assert self.mixture is not None
+        draws = rng.integers(0, len(self.mixture.pool), (len(corrupted), PROTOCOL.points))
+        return join_matches(
+            self.dataset.ground_truth(rows), self.mixture.raw(raw), self.mixture.bootstrap(corrupted, draws)
+        )
