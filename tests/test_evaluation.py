@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -16,6 +14,7 @@ import pytest
 import torch
 
 from memcorr.checkpoints import Config, write_model
+from memcorr.conditions import stack_conditions
 from memcorr.controllers import Intervention, PolicyController, rollout_noise
 from memcorr.dataset import Dataset
 from memcorr.demos import Store
@@ -33,7 +32,7 @@ from memcorr.scenes import evaluation_scenes
 from memcorr.sim import DoorWorld
 
 TESTS: tuple[Condition, ...] = ("boundary", "extreme", "camera", "combined")
-FLOW = Intervention(matcher="flow")
+TRUE = Intervention(matcher="ground-truth")
 
 
 def rows_of(folder: Path) -> list[Episode]:
@@ -56,7 +55,7 @@ def checkpoints(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> d
 @pytest.fixture(scope="module")
 def one_worker(checkpoints: dict[str, str], store: Store, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("one-worker")
-    evaluate(checkpoints["memcorr"], out, shown=FLOW, scenes=range(3), data=store.root)
+    evaluate(checkpoints["memcorr"], out, shown=TRUE, scenes=range(2), data=store.root)
     return out
 
 
@@ -73,53 +72,69 @@ def test_the_oracle_always_succeeds_and_zeros_never(tmp_path: Path) -> None:
 def test_two_workers_write_the_rows_of_one(
     one_worker: Path, checkpoints: dict[str, str], store: Store, tmp_path: Path
 ) -> None:
-    evaluate(checkpoints["memcorr"], tmp_path, shown=FLOW, scenes=range(3), data=store.root, workers=2)
+    evaluate(checkpoints["memcorr"], tmp_path, shown=TRUE, scenes=range(2), data=store.root, workers=2)
     assert rows_of(tmp_path) == rows_of(one_worker)
-    assert len(rows_of(tmp_path)) == 6
+    assert len(rows_of(tmp_path)) == 4
 
 
 def test_one_scene_alone_gives_the_same_rows(
     one_worker: Path, checkpoints: dict[str, str], store: Store, tmp_path: Path
 ) -> None:
-    evaluate(checkpoints["memcorr"], tmp_path, shown=FLOW, scenes=[2], tasks=["close"], data=store.root)
-    assert rows_of(tmp_path) == [e for e in rows_of(one_worker) if (e.scene, e.task) == (2, "close")]
+    evaluate(checkpoints["memcorr"], tmp_path, shown=TRUE, scenes=[1], tasks=["close"], data=store.root)
+    assert rows_of(tmp_path) == [e for e in rows_of(one_worker) if (e.scene, e.task) == (1, "close")]
 
 
-def test_a_killed_run_continues_without_repeating_or_losing(
-    one_worker: Path, checkpoints: dict[str, str], store: Store, tmp_path: Path
-) -> None:
-    """Killed with two workers between rollouts, then its last line cut in half by hand."""
-    command = [sys.executable, "-m", "memcorr.cli", "evaluate", checkpoints["memcorr"], "--matcher", "flow"]
-    command += ["--scenes", "0", "1", "2", "--data", str(store.root), "--out", str(tmp_path), "--workers", "2"]
-    path = tmp_path / EPISODES
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
-    deadline = time.time() + 120
-    while (not path.exists() or not path.read_bytes()) and process.poll() is None and time.time() < deadline:
-        time.sleep(0.02)
-    os.kill(process.pid, signal.SIGKILL)
+def test_a_killed_run_continues_without_repeating_or_losing(tmp_path: Path) -> None:
+    """Killed with two workers in the middle, then its last line cut in half by hand."""
+    whole = tmp_path / "whole"
+    evaluate("expert", whole)
+    command = [sys.executable, "-c", "from memcorr.cli import main; main()", "evaluate", "expert"]
+    command += ["--out", str(tmp_path / "killed"), "--workers", "2"]
+    path = tmp_path / "killed" / EPISODES
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while (not path.exists() or not path.read_bytes()) and process.poll() is None:
+        time.sleep(0.01)
+    process.kill()
     process.wait()
     finished = path.read_bytes().splitlines(keepends=True)
-    assert finished and all(line.endswith(b"\n") for line in finished)
+    assert 0 < len(finished) < 50, "killed in the middle"
     path.write_bytes(b"".join(finished)[:-40])
     kept = read_episodes(path)
-    assert len(kept) == len(finished) - 1
-    evaluate(checkpoints["memcorr"], tmp_path, shown=FLOW, scenes=range(3), data=store.root)
-    assert rows_of(tmp_path) == rows_of(one_worker)
+    assert len(kept) >= len(finished) - 2
+    evaluate("expert", tmp_path / "killed")
+    assert rows_of(tmp_path / "killed") == rows_of(whole) and len(rows_of(whole)) == 50
     assert set(kept) <= set(read_episodes(path)), "rows that were there are not rolled out again"
 
 
 def test_rows_carry_the_promised_fields_in_order(one_worker: Path) -> None:
-    promised = (
-        "experiment train_seed condition scene scene_seed u camera_azimuth_deg task reference matcher phase_offset "
-        "phase_speed success steps replans fallback_replans mean_match_error_mm first_chunk_direction final_joint "
-        "seconds"
-    ).split()
+    promised = [
+        "experiment",
+        "train_seed",
+        "condition",
+        "scene",
+        "scene_seed",
+        "u",
+        "camera_azimuth_deg",
+        "task",
+        "reference",
+        "matcher",
+        "phase_offset",
+        "phase_speed",
+        "success",
+        "steps",
+        "replans",
+        "fallback_replans",
+        "mean_match_error_mm",
+        "first_chunk_direction",
+        "final_joint",
+        "seconds",
+    ]
     lines = (one_worker / EPISODES).read_text().splitlines()
     for line in lines:
         assert list(json.loads(line))[: len(promised)] == promised
     row = json.loads(lines[0])
     assert (row["experiment"], row["train_seed"], row["stage"]) == ("memcorr", 42, "final")
-    assert row["mean_match_error_mm"] > 0 and row["camera_azimuth_deg"] in (-15, 15)
+    assert row["mean_match_error_mm"] == 0 and row["camera_azimuth_deg"] in (-15, 15)
 
 
 def test_damaged_and_contradicting_files_are_named(one_worker: Path, tmp_path: Path) -> None:
@@ -146,7 +161,7 @@ def test_another_checkpoint_never_completes_a_file(
         other, Config(experiment, 42, "none"), network, measure(dataset.windows, None), experiment.total_updates
     )
     with pytest.raises(UserError, match="another checkpoint"):
-        evaluate(str(other), one_worker, shown=FLOW, scenes=range(3), data=store.root)
+        evaluate(str(other), one_worker, shown=TRUE, scenes=range(2), data=store.root)
 
 
 @pytest.mark.parametrize("matcher", ["flow", "ground-truth"])
@@ -254,8 +269,6 @@ def test_interventions_change_what_the_policy_is_shown(
         assert relations.valid.all()
         condition = policy.condition(frame, matches=matches, gripper_ref=demonstration.gripper, j=j)
         noise = np.repeat(rollout_noise(42, decision)[None], LANES, axis=0)
-        from memcorr.conditions import stack_conditions
-
         return policy.plan(stack_conditions([condition] * LANES), noise)[0]
 
     assert np.array_equal(chunk(), expected("open", 16))
@@ -281,14 +294,13 @@ def test_meaningless_interventions_are_refused(checkpoints: dict[str, str], stor
     with pytest.raises(UserError, match="has scenes 0 to 24"):
         evaluate("expert", tmp_path, scenes=[25])
     with pytest.raises(UserError, match="holds no demonstrations"):
-        evaluate(checkpoints["memcorr"], tmp_path, shown=FLOW, scenes=[0], data=tmp_path / "nowhere")
+        evaluate(checkpoints["memcorr"], tmp_path, shown=TRUE, scenes=[0], data=tmp_path / "nowhere")
 
 
 def test_visual_and_motion_policies_roll_out_without_a_matcher(
     checkpoints: dict[str, str], store: Store, tmp_path: Path
 ) -> None:
-    for name in ("motion", "visual-transformer", "visual-unet"):
-        for reference in ("correct", "opposite"):
-            shown = Intervention(reference=reference)  # type: ignore[arg-type]
-            (row,) = evaluate(checkpoints[name], tmp_path, shown=shown, scenes=[0], tasks=["open"], data=store.root)
-            assert (row.matcher, row.mean_match_error_mm, row.fallback_replans) == ("none", None, 0)
+    for name, reference in (("motion", "opposite"), ("visual-transformer", "empty"), ("visual-unet", "opposite")):
+        shown = Intervention(reference=reference)  # type: ignore[arg-type]
+        (row,) = evaluate(checkpoints[name], tmp_path, shown=shown, scenes=[0], tasks=["open"], data=store.root)
+        assert (row.matcher, row.mean_match_error_mm, row.fallback_replans) == ("none", None, 0)
