@@ -107,7 +107,8 @@ class PolicyController:
         shown, empty = self.shown, self.shown.reference == "empty"
         tasks: list[Task] = [opposite(d.job.task) if shown.reference == "opposite" else d.job.task for d in decisions]
         js = [phase(d.elapsed, shown) for d in decisions]
-        matches, errors, fallback = None, [None] * len(decisions), np.zeros(len(decisions), bool)
+        matches, fallback = None, np.zeros(len(decisions), bool)
+        errors: list[float | None] = [None] * len(decisions)
         if self.correspondence is not None:
             with self.watch("match"):
                 matches = self.correspondence.match(tasks, js, decisions)

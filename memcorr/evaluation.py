@@ -253,7 +253,7 @@ def summary(rows: Sequence[Episode]) -> str:
     lines = []
     for condition in dict.fromkeys(row.condition for row in rows):
         here = [row for row in rows if row.condition == condition]
-        counts = {"both": here, **{task: [row for row in here if row.task == task] for task in TASKS}}
-        shares = (f"{k} {sum(r.success for r in v)}/{len(v)}" for k, v in counts.items() if v)
+        counts = [(task, [row for row in here if row.task == task]) for task in TASKS]
+        shares = (f"{task} {sum(r.success for r in some)}/{len(some)}" for task, some in counts if some)
         lines.append(f"{condition:12} {100 * sum(r.success for r in here) / len(here):6.2f} %   {', '.join(shares)}")
     return "\n".join(lines)

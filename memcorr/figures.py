@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -35,7 +36,7 @@ COLOURS = {
 }
 PAPER = Line2D([], [], linestyle="", marker="D", markerfacecolor="white", markeredgecolor="black", label="paper")
 SEED = Line2D([], [], linestyle="", marker="o", markerfacecolor="white", markeredgecolor="0.3", label="ours, one seed")
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 9.5,
     "axes.spines.top": False,
@@ -68,10 +69,17 @@ def bars(axis: plt.Axes, results: Results, lines: Sequence[Line], title: str) ->
     names = [line.label[0] for line in lines]
     axis.legend([*handles, PAPER, SEED], [*names, "paper", "ours, one seed"], **BELOW)
     axis.set_xticks(range(len(lines[0].cells)), [paper.CONDITION_NAMES[c.setting.condition] for c in lines[0].cells])
-    axis.set(title=title, ylabel="success, %", ylim=(0, 112), yticks=range(0, 101, 20))
+    axis.set(title=title, ylabel="success, %", ylim=(0, 112), xlim=(-0.5, len(lines[0].cells) - 0.5))
+    axis.set_yticks(range(0, 101, 20))
 
 
-BELOW = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.1), "ncols": 3, "fontsize": 7.5, "frameon": False}
+BELOW: dict[str, Any] = {
+    "loc": "upper center",
+    "bbox_to_anchor": (0.5, -0.1),
+    "ncols": 3,
+    "fontsize": 7.5,
+    "frameon": False,
+}
 
 
 def mark(axis: plt.Axes, x: float, width: float, episodes: Sequence[Episode], colour: str) -> None:
@@ -134,7 +142,8 @@ def tasks(axis: plt.Axes, results: Results) -> None:
     handles = [plt.Rectangle((0, 0), 1, 1, color=COLOURS[s.experiment]) for _, s, _ in paper.BY_TASK]
     axis.legend([*handles, PAPER, SEED], [*(n for n, _, _ in paper.BY_TASK), "paper", "ours, one seed"], **BELOW)
     axis.set_xticks(range(len(TASKS)), ["Opening", "Closing"])
-    axis.set(title="(c) Combined shift by task", ylabel="success, %", ylim=(0, 112), yticks=range(0, 101, 20))
+    axis.set(title="(c) Combined shift by task", ylabel="success, %", ylim=(0, 112), xlim=(-0.5, 1.5))
+    axis.set_yticks(range(0, 101, 20))
 
 
 def objective(results: Results) -> Figure:
@@ -200,6 +209,7 @@ def phase(results: Results) -> Figure:
             y = [s.percent for _, s in points]
             error = [[s.percent - s.low for _, s in points], [s.high - s.percent for _, s in points]]
             axis.errorbar(x, y, yerr=error, fmt="o-", color=COLOURS["memcorr"], capsize=3, label="ours")
+            axis.set_xticks(x)
             floor = min(floor, *(s.low - 5 for _, s in points))
         if not points:
             axis.text(0.5, 0.2, f"ours {NOT_MEASURED}", transform=axis.transAxes, ha="center", color="0.55")

@@ -20,10 +20,10 @@ from .tables import Table, all_tables
 
 TITLE = "MemCorr-DP: measured beside published"
 CSS = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1180px; margin: 2em auto; padding: 0 1em; }
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1240px; margin: 2em auto; padding: 0 1em; }
 h1 { font-size: 1.6em; } h3 { margin: 2em 0 .2em; } p { margin: .3em 0 .8em; color: #444; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
-th, td { padding: .35em .8em; text-align: left; border-bottom: 1px solid #ddd; white-space: nowrap; }
+th, td { padding: .35em .6em; text-align: left; border-bottom: 1px solid #ddd; vertical-align: top; }
 th { border-bottom: 2px solid #888; background: #f6f6f6; } td.missing { color: #999; font-style: italic; }
 figure { margin: 1.5em 0; } figure img { max-width: 100%; } figcaption { color: #444; }
 """

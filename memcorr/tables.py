@@ -29,7 +29,7 @@ class Table:
 
     def html(self) -> str:
         def cells(row: tuple[str, ...], tag: str) -> str:
-            return "".join(f"<{tag}{_style(c)}>{html.escape(c)}</{tag}>" for c in row)
+            return "".join(f"<{tag}{_style(c)}>{_unbroken(html.escape(c))}</{tag}>" for c in row)
 
         body = "\n".join(f"<tr>{cells(row, 'td')}</tr>" for row in self.rows)
         return (
@@ -40,6 +40,13 @@ class Table:
 
 def _style(text: str) -> str:
     return " class='missing'" if text == NOT_MEASURED else ""
+
+
+def _unbroken(text: str) -> str:
+    """Lines may break between a count and its interval, never inside either."""
+    for part in (" %", " (", ", "):
+        text = text.replace(part, part.replace(" ", "&nbsp;"))
+    return text
 
 
 def count(successes: int, n: int) -> str:

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -213,7 +214,7 @@ class Recorder:
     def __init__(self) -> None:
         self.asked: list[Decision] = []
 
-    def decide(self, decisions: list[Decision]) -> list[Plan]:  # type: ignore[override]
+    def decide(self, decisions: Sequence[Decision]) -> list[Plan]:
         self.asked += decisions
         actions = np.zeros((PROTOCOL.chunk, PROTOCOL.action_dim))
         actions[PROTOCOL.executed :] = np.nan  # the second half must never be executed
@@ -234,11 +235,11 @@ def test_broken_physics_is_a_failure_not_a_closed_door(world: DoorWorld) -> None
     class Breaks:
         looks = False
 
-        def decide(self, decisions: list[Decision]) -> list[Plan]:
+        def decide(self, decisions: Sequence[Decision]) -> list[Plan]:
             return [Plan(np.full((16, 4), np.nan)) for _ in decisions]
 
     (job,) = list_jobs(["boundary"], 0, ["close"], [0])
-    ((_, outcome),) = roll_out(world, Breaks(), iter([job]))  # type: ignore[arg-type]
+    ((_, outcome),) = roll_out(world, Breaks(), iter([job]))
     assert not outcome.success and outcome.steps < 200
     ((_, healthy),) = roll_out(world, Recorder(), iter([job]))
     assert healthy.steps == 200, "the next rollout starts clean"

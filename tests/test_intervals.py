@@ -80,7 +80,7 @@ def test_shares_average_tasks_and_seeds_within_a_configuration_first() -> None:
 def test_paired_differences_are_a_literal_loop() -> None:
     rng = np.random.default_rng(1)
     ours, theirs = random_rows("memcorr", 0.9, rng), random_rows("visual-transformer", 0.7, rng)
-    rng.shuffle(theirs)  # type: ignore[arg-type]
+    rng.shuffle(theirs)
     measured = paired_difference(ours, theirs)
     means = []
     for scene in range(25):
