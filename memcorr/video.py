@@ -9,6 +9,7 @@ geometry (green), reference anchor (orange), future motion (purple), scene displ
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import cv2
@@ -76,7 +77,7 @@ def draw(live: Frame, reference: Frame | None, gripper_ref: Array, j: int, match
     left = np.full_like(right, 40) if reference is None else enlarged(reference)
     if reference is not None:
         future = pixels(reference.camera, gripper_ref[j + np.array(PROTOCOL.future_offsets)])
-        for a, b in zip(future[:-1], future[1:], strict=True):
+        for a, b in pairwise(future):
             arrow(left, a, b, PURPLE)
     if reference is not None and matches is not None and matches.valid.any():
         valid = matches.valid
