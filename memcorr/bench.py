@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -104,13 +105,19 @@ def match() -> Case:
     )
 
 
-def rollouts() -> Case:
+def rollouts(baseline: Literal["alone", "straightforward"]) -> Case:
     from .rollout_speed import rollouts
 
-    return rollouts()
+    return rollouts(baseline)
 
 
-CASES: dict[str, Callable[[], Case]] = {"observe": observe, "step": step, "match": match, "rollouts": rollouts}
+CASES: dict[str, Callable[[], Case]] = {
+    "observe": observe,
+    "step": step,
+    "match": match,
+    "rollouts": lambda: rollouts("alone"),
+    "rollouts-straightforward": lambda: rollouts("straightforward"),
+}
 
 
 def measure(name: str, case: Case) -> Result:

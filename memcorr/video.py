@@ -29,9 +29,16 @@ from .protocol import PROTOCOL, Task, opposite
 from .rollout import Controller, Decision, Job, Plan, roll_out
 from .sim import DoorWorld, shared_world
 
-SCALE, STRIP, FPS = 4, 56, 20
+SCALE, STRIP, FPS = 4, 80, 20
 SIDE = PROTOCOL.image_size * SCALE
 GREEN, ORANGE, PURPLE, BLUE, WHITE = (80, 200, 90), (240, 150, 40), (170, 90, 220), (70, 140, 250), (255, 255, 255)
+LEGEND = (
+    ("matches", WHITE),
+    ("live gripper - live point", GREEN),
+    ("reference gripper - reference point", ORANGE),
+    ("future reference motion", PURPLE),
+    ("displacement between scenes", BLUE),
+)
 Image = NDArray[np.uint8]
 
 
@@ -66,8 +73,13 @@ def arrow(image: Image, a: NDArray, b: NDArray, colour: tuple[int, int, int]) ->
 
 def caption(image: Image, lines: Sequence[str]) -> Image:
     strip = np.full((STRIP, image.shape[1], 3), 24, np.uint8)
+    font = cv2.FONT_HERSHEY_SIMPLEX
     for i, line in enumerate(lines):
-        cv2.putText(strip, line, (10, 22 + 24 * i), cv2.FONT_HERSHEY_SIMPLEX, 0.5, WHITE, 1, cv2.LINE_AA)
+        cv2.putText(strip, line, (10, 20 + 24 * i), font, 0.5, WHITE, 1, cv2.LINE_AA)
+    x = 10
+    for text, colour in LEGEND:
+        cv2.putText(strip, text, (x, STRIP - 11), font, 0.45, colour, 1, cv2.LINE_AA)
+        x += cv2.getTextSize(text, font, 0.45, 1)[0][0] + 24
     return np.concatenate([strip, image])
 
 

@@ -1,0 +1,43 @@
+"""`memcorr reproduce --tier smoke`: every verb, end to end, and again without repeating anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from memcorr.controllers import Intervention
+from memcorr.episodes import EPISODES, read_episodes
+from memcorr.evaluation import Subject, settle
+from memcorr.reproduce import TIERS, reproduce
+from memcorr.video import write_video
+
+
+@pytest.mark.slow
+def test_smoke_runs_every_verb_and_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = reproduce("smoke", tmp_path, matcher="flow", workers=1)
+    first = page.read_text()
+    assert "a few minutes" in capsys.readouterr().out.splitlines()[0]
+    files = {path: path.stat().st_mtime_ns for path in (tmp_path / "smoke").rglob("*.safetensors")}
+    episodes = tmp_path / "smoke" / "episodes" / "memcorr-42" / EPISODES
+    rows = read_episodes(episodes)
+    assert {row.stage for row in rows} == {"final", "stage-one"}
+    assert page.read_text() == first and reproduce("smoke", tmp_path, matcher="flow", workers=1) == page
+    assert page.read_text() == first and read_episodes(episodes) == rows
+    assert all(path.stat().st_mtime_ns == time for path, time in files.items())
+    (row,) = [
+        row
+        for row in read_episodes(tmp_path / "smoke/episodes/expert" / EPISODES)
+        if row.scene == 0 and (row.condition, row.task) == ("combined", "close")
+    ]
+    video = write_video("expert", Intervention(), row, tmp_path / "smoke/demos", tmp_path)
+    assert video.read_bytes()[4:8] == b"ftyp" and video.stat().st_size > 20_000
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_every_evaluation_of_a_tier_makes_sense(tier: str) -> None:
+    plan = TIERS[tier]  # type: ignore[index]
+    for name, evaluations in plan.evaluations.items():
+        subject = Subject("x", name, 42, "final", "", plan.recipe(name))
+        for evaluation in evaluations:
+            settle(subject, evaluation.shown("embedded"))
