@@ -117,7 +117,7 @@ def differences(axis: plt.Axes, results: Results) -> None:
         if measured is None:
             axis.text(0, y - 0.15, f"  {NOT_MEASURED}", color="0.55", va="center", fontsize=8)
             continue
-        error = [[measured.points - measured.low], [measured.high - measured.points]]
+        error = np.maximum([[measured.points - measured.low], [measured.high - measured.points]], 0)  # of rounding
         axis.errorbar(measured.points, y - 0.15, xerr=error, fmt="o", color=COLOURS["memcorr"], capsize=3)
     axis.axvline(0, color="0.7", linewidth=0.8)
     axis.set_yticks(range(len(chosen)), ["Boundary\nextrapolation", "Combined\nshift"])
@@ -208,7 +208,7 @@ def phase(results: Results) -> Figure:
             x = [value for value, _ in points]
             y = [s.percent for _, s in points]
             error = [[s.percent - s.low for _, s in points], [s.high - s.percent for _, s in points]]
-            axis.errorbar(x, y, yerr=error, fmt="o-", color=COLOURS["memcorr"], capsize=3, label="ours")
+            axis.errorbar(x, y, yerr=np.maximum(error, 0), fmt="o-", color=COLOURS["memcorr"], capsize=3, label="ours")
             axis.set_xticks(x)
             floor = min(floor, *(s.low - 5 for _, s in points))
         if not points:

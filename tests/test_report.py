@@ -29,7 +29,7 @@ ALL_LINES: tuple[Line, ...] = (
 
 def rollouts(setting: Setting, successes: int, matcher: str = "embedded") -> list[Episode]:
     """All rollouts of a setting, of which the first `successes` succeed."""
-    rows = []
+    rows: list[Episode] = []
     for seed in (42, 43, 44):
         for scene in evaluation_scenes(setting.condition):  # type: ignore[arg-type]
             for task in ("open", "close"):
@@ -138,7 +138,7 @@ def test_following_is_judged_against_the_supplied_reference() -> None:
 
 def test_the_report_is_the_same_bytes_and_self_contained(tmp_path: Path) -> None:
     rows = [*rollouts(Setting(condition="combined"), 120), *rollouts(Setting(phase_offset=16), 200)]
-    np.random.default_rng(0).shuffle(rows)  # type: ignore[arg-type]
+    np.random.default_rng(0).shuffle(rows)
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     write_episodes(tmp_path / "a" / EPISODES, rows)
