@@ -105,6 +105,12 @@ def match() -> Case:
     )
 
 
+def learning(name: str) -> Case:
+    from .policy_speed import CASES  # needs torch, which the other cases do without
+
+    return CASES[name]()
+
+
 def rollouts(baseline: Literal["alone", "straightforward"]) -> Case:
     from .rollout_speed import rollouts
 
@@ -115,6 +121,9 @@ CASES: dict[str, Callable[[], Case]] = {
     "observe": observe,
     "step": step,
     "match": match,
+    "train-step": lambda: learning("train-step"),
+    "sample-1": lambda: learning("sample-1"),
+    "sample-32": lambda: learning("sample-32"),
     "rollouts": lambda: rollouts("alone"),
     "rollouts-straightforward": lambda: rollouts("straightforward"),
 }

@@ -48,6 +48,13 @@ def _romav2() -> str:
     return status()
 
 
+def _policy() -> str:
+    from .evaluation import find_subject
+
+    subject = find_subject("shipped")
+    return f"shipped policy found: {subject.experiment}, seed {subject.train_seed}, {subject.stage}"
+
+
 CHECKS: dict[str, tuple[bool, Callable[[], str]]] = {  # needed, finding
     "python": (True, lambda: f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
     "cores": (True, lambda: str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())),
@@ -55,6 +62,7 @@ CHECKS: dict[str, tuple[bool, Callable[[], str]]] = {  # needed, finding
     "rendering": (True, _renderer),
     "torch": (True, _torch),
     "embedded": (True, _embedded),
+    "policy": (False, _policy),
     "romav2": (False, _romav2),
 }
 

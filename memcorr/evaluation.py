@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import multiprocessing
 import queue
+import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -145,6 +146,7 @@ class Work:
 
 
 def _worker(work: Work, jobs: multiprocessing.Queue, results: multiprocessing.Queue) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it too, and ends its workers
     parent = multiprocessing.parent_process()
     try:
         for done in work.run(iter(jobs.get, None)):
@@ -153,8 +155,6 @@ def _worker(work: Work, jobs: multiprocessing.Queue, results: multiprocessing.Qu
             results.put(done)
     except UserError as problem:
         results.put(problem)
-    except KeyboardInterrupt:
-        pass
 
 
 def run_jobs(work: Work, jobs: Sequence[Job], workers: int) -> Iterator[tuple[Job, Outcome]]:

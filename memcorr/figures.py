@@ -111,7 +111,7 @@ def differences(axis: plt.Axes, results: Results) -> None:
     chosen = paper.CONTRASTS[:2]
     for y, c in enumerate(chosen):
         low, high = c.interval or (c.points, c.points)
-        error = [[c.points - low], [high - c.points]]
+        error = np.array([[c.points - low], [high - c.points]])
         axis.errorbar(c.points, y + 0.15, xerr=error, fmt="D", color="black", mfc="white", capsize=3)
         measured = paired_difference(results.of(c.ours), results.of(c.theirs))
         if measured is None:

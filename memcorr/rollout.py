@@ -164,7 +164,7 @@ def conclude(world: DoorWorld, lane: Lane) -> Outcome:
         matched_replans=len(errors),
         mean_match_error_mm=round(float(np.mean(errors)), 4) if errors else None,
         first_chunk_direction=first_chunk_direction(world, lane.job.scene, np.stack(lane.executed)),
-        final_joint=round(joint, 6),
+        final_joint=round(float(np.nan_to_num(joint)), 6),
         seconds=round(seconds, 3),
     )
 

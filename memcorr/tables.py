@@ -44,7 +44,7 @@ def _style(text: str) -> str:
 
 def _unbroken(text: str) -> str:
     """Lines may break between a count and its interval, never inside either."""
-    for part in (" %", " (", ", "):
+    for part in (" %", " (", ", ") if "[" in text else ():
         text = text.replace(part, part.replace(" ", "&nbsp;"))
     return text
 

@@ -13,7 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from memcorr import controllers
 from memcorr.checkpoints import Config, write_model
 from memcorr.conditions import stack_conditions
 from memcorr.controllers import Intervention, PolicyController, make_controller, rollout_noise
@@ -23,6 +25,8 @@ from memcorr.episodes import EPISODES, Episode, find_episodes, read_episodes
 from memcorr.errors import UserError
 from memcorr.evaluation import evaluate, find_subject, list_jobs, settle
 from memcorr.experiments import EXPERIMENTS
+from memcorr.matchers.embedded import EmbeddedMatcher
+from memcorr.matchers.network import MatchNetwork
 from memcorr.matches import ground_truth_matches
 from memcorr.normalisation import measure
 from memcorr.policy import load_policy
@@ -165,16 +169,26 @@ def test_another_checkpoint_never_completes_a_file(
         evaluate(str(other), one_worker, shown=TRUE, scenes=range(2), data=store.root)
 
 
-@pytest.mark.parametrize("matcher", ["flow", "ground-truth"])
-@pytest.mark.parametrize("name", ["memcorr", "visual-transformer"])
+@pytest.mark.parametrize(
+    ("name", "matcher"),
+    [("memcorr", "embedded"), ("memcorr", "flow"), ("memcorr", "ground-truth"), ("visual-transformer", "none")],
+)
 def test_a_plan_does_not_depend_on_its_neighbours(
-    name: str, matcher: str, checkpoints: dict[str, str], store: Store, world: DoorWorld
+    name: str,
+    matcher: str,
+    checkpoints: dict[str, str],
+    store: Store,
+    world: DoorWorld,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    """Bit for bit: alone, in company, at any place in the batch."""
+    """Bit for bit: alone, in company, at any place in the batch. The embedded matcher with random weights."""
+    if matcher == "embedded":
+        save_file(MatchNetwork().state_dict(), tmp_path / "weights.safetensors")
+        monkeypatch.setattr(controllers, "load_matcher", lambda _: EmbeddedMatcher(tmp_path / "weights.safetensors"))
     policy = load_policy(checkpoints[name], "cpu")
     demonstrations = {task: store.demonstration(0, task) for task in TASKS}
-    shown = Intervention(matcher="none" if policy.experiment.visual else matcher)
-    controller = PolicyController(policy, demonstrations, shown)
+    controller = PolicyController(policy, demonstrations, Intervention(matcher=matcher))
     decisions = []
     for scene in evaluation_scenes("combined")[: LANES // 2]:
         for task in TASKS:
@@ -308,7 +322,7 @@ def test_visual_and_motion_policies_decide_without_a_matcher(
         subject = find_subject(checkpoints[name])
         plans = {}
         for reference in ("correct", "opposite"):
-            shown = settle(subject, Intervention(reference=reference))  # type: ignore[arg-type]
+            shown = settle(subject, Intervention(reference=reference))
             assert shown.matcher == "none"
             plans[reference] = make_controller(subject.policy, store.root, shown).decide(decisions)
         for plan in plans["correct"]:
