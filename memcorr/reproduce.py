@@ -84,23 +84,17 @@ class Plan:
         return self.recipes.get(name, EXPERIMENTS[name])
 
 
-_TINY = {"train_pairs": 2, "batch": 8, "updates": (4, 2)}
-
 TIERS: dict[Tier, Plan] = {
     "smoke": Plan(
         cost="a few minutes, 20 MB; the numbers mean nothing",
         seeds=(42,),
         evaluations={
             "memcorr": (Evaluation(("combined",)), Evaluation(("boundary",), stage_one=True, true=True)),
-            "visual-transformer": (Evaluation(("combined",)),),
         },
         pairs=2,
         rows=16,
         scenes=(0,),
-        recipes={
-            name: dataclasses.replace(EXPERIMENTS[name], **_TINY)  # type: ignore[arg-type]
-            for name in ("memcorr", "visual-transformer")
-        },
+        recipes={"memcorr": dataclasses.replace(EXPERIMENTS["memcorr"], train_pairs=2, batch=8, updates=(4, 2))},
     ),
     "cpu": Plan(
         cost="on two idle cores about 3 hours per trained policy, two policies, and an hour of rollouts; 1 GB",
