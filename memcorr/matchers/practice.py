@@ -113,13 +113,20 @@ def randomise_look(model: mujoco.MjModel, stock: mujoco.MjModel, rng: np.random.
         model.geom_rgba[g, :3] = random_colour(rng)
 
 
-def randomise_light(model: mujoco.MjModel, rng: np.random.Generator) -> None:
+def randomise_light(model: mujoco.MjModel, stock: mujoco.MjModel, rng: np.random.Generator) -> None:
+    """Another light altogether."""
     model.vis.headlight.ambient[:] = rng.uniform(0.2, 0.55)
     model.vis.headlight.diffuse[:] = rng.uniform(0.2, 0.6)
     model.light_diffuse[:] = rng.uniform(0.05, 0.5, (model.nlight, 1))
-    directions = rng.normal(0, 1, (model.nlight, 3))
-    directions[:, 2] = -np.abs(directions[:, 2]) - 0.3
+    directions = stock.light_dir + rng.normal(0, 0.6, (model.nlight, 3))
+    directions[:, 2] = -np.abs(directions[:, 2]) - 0.1
     model.light_dir[:] = directions / np.linalg.norm(directions, axis=1, keepdims=True)
+
+
+def vary_light(model: mujoco.MjModel, rng: np.random.Generator) -> None:
+    """The same light a little later."""
+    model.vis.headlight.ambient[:] *= rng.uniform(0.85, 1.15)
+    model.light_diffuse[:] *= rng.uniform(0.8, 1.2, (model.nlight, 1))
 
 
 @dataclass(frozen=True)
@@ -146,7 +153,7 @@ def randomise_view(
 ) -> None:
     """Joints, object positions, robot posture and camera of one view.
 
-    Two views of a group differ by up to 0.4 of a joint's range, 14 cm and 40 degrees of azimuth.
+    Two views of a group differ by up to a quarter of a joint's range, 14 cm and 34 degrees of azimuth.
     """
     mujoco.mj_resetData(model, data)
     data.qpos[:9] = postures[rng.integers(len(postures))]
@@ -154,7 +161,7 @@ def randomise_view(
         first = model.jnt_qposadr[j]
         if model.body(model.body_rootid[model.jnt_bodyid[j]]).name in SCENERY:
             continue
-        share = np.clip(around.joints[j] + rng.uniform(-0.2, 0.2), 0, 1)
+        share = np.clip(around.joints[j] + rng.uniform(-0.12, 0.12), 0, 1)
         if model.jnt_type[j] == mujoco.mjtJoint.mjJNT_FREE:
             data.qpos[first : first + 2] += rng.uniform(-0.07, 0.07, 2)
             yaw = share - 0.5
@@ -170,7 +177,7 @@ def randomise_view(
         model.body_pos[b, :2] = stock.body_pos[b, :2] + 0.03 * around.place[b] + rng.uniform(-0.07, 0.07, 2)
     x, y, z = CAMERA_POSITION - CAMERA_TARGET
     wobble = rng.uniform(-1, 1, 3)
-    heading = np.arctan2(y, x) + np.radians(15 * around.camera[0] + 20 * wobble[0])
+    heading = np.arctan2(y, x) + np.radians(15 * around.camera[0] + 17 * wobble[0])
     elevation = np.arctan2(z, np.hypot(x, y)) + np.radians(6 * around.camera[1] + 3 * wobble[1])
     distance = np.linalg.norm([x, y, z]) * (0.88 + 0.22 * around.camera[2] + 0.06 * wobble[2])
     offset = distance * np.array(
@@ -201,11 +208,12 @@ def practise(scene: str, groups: int, path: Path, seed: int, postures: Array) ->
         body = int(rng.choice(bodies))
         renderer.set_object(body)
         randomise_look(model, stock, rng)
+        randomise_light(model, stock, rng)
         around = Around.draw(model, rng)
         views: list[tuple[NDArray, ...]] = []
         for _ in range(3 * VIEWS):
             randomise_view(model, stock, data, body, around, postures, rng)
-            randomise_light(model, rng)
+            vary_light(model, rng)
             rgb, depth, mask, camera = renderer.render(data, PROTOCOL.image_size)
             if mask.sum() >= MIN_PIXELS:
                 T = np.eye(4)
