@@ -78,7 +78,7 @@ def matcher_train(
     out: Path = Path("runs/matcher"),
     door: bool = True,
     seed: int = 0,
-    steps: int = 1300,
+    steps: int = 1200,
     threads: int = 1,
     workers: int = min(2, os.cpu_count() or 1),
 ) -> None:
