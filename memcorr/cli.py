@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Literal
 
 import tyro
 
 from .errors import UserError
-from .protocol import DepthSampling
+from .protocol import TASKS, Condition, DepthSampling, Task
 
 app = tyro.extras.SubcommandApp()
 matcher_app = tyro.extras.SubcommandApp()
@@ -98,6 +99,137 @@ def matcher_train(
 
     torch.set_num_threads(threads)
     train(MatcherConfig(seed=seed, steps=steps, door=door), out, workers)
+
+
+@app.command
+def train(
+    experiment: tyro.conf.Positional[str],
+    data: Path = Path("data/demos"),
+    seed: int = 42,
+    out: Path | None = None,
+    cache: Path | None = None,
+    device: str = "auto",
+    threads: int = 1,
+    dry_run: bool = False,
+) -> None:
+    """Train one policy in two stages; the same command continues an interrupted run.
+
+    Args:
+        experiment: memcorr, standard, motion, centroid, visual-transformer, visual-unet or debug.
+        data: Demonstrations to train on.
+        seed: Draws initial weights and batches; the paper's are 42, 43 and 44.
+        out: Folder of the run; runs/EXPERIMENT-SEED if not given.
+        cache: Correspondence cache (`memcorr match`), which stage two of a relation policy needs.
+        device: auto, cpu or cuda.
+        threads: Threads of this process; runs side by side are faster with one each.
+        dry_run: Print the resolved configuration and the parameter total as JSON, and stop.
+    """
+    from .training import train
+
+    train(experiment, data, seed, out or Path("runs") / f"{experiment}-{seed}", cache, device, threads, dry_run)
+
+
+@app.command
+def evaluate(
+    policy: tyro.conf.Positional[str],
+    condition: tuple[Condition, ...] = ("combined",),
+    reference: Literal["correct", "empty", "opposite"] = "correct",
+    matcher: str = "embedded",
+    phase_offset: int = 0,
+    phase_speed: float = 1.0,
+    permute_pairs: bool = False,
+    scene_seed: int = 0,
+    scenes: tuple[int, ...] = (),
+    tasks: tuple[Task, ...] = TASKS,
+    depth_sampling: DepthSampling = "object",
+    data: Path = Path("data/demos"),
+    out: Path = Path("runs/evaluation"),
+    workers: int = min(2, os.cpu_count() or 1),
+    video: bool = False,
+) -> None:
+    """Roll a policy out in closed loop; rows are added to OUT/episodes.jsonl, those already there are kept.
+
+    Args:
+        policy: Folder of a run (its stage-one folder for stage one), shipped, expert or zeros.
+        condition: validation, boundary, extreme, camera, combined; one or several.
+        reference: What the policy is shown: the same task, nothing, or the opposite task (for a visual
+            policy: the task code, no condition, or the opposite code). Success is judged by the original task.
+        matcher: embedded, romav2, flow or ground-truth.
+        phase_offset: Frames by which the reference leads (negative: lags).
+        phase_speed: Speed of the reference against elapsed steps.
+        permute_pairs: Exchange the partners of the matched points.
+        scene_seed: Draws fresh scenes of the same condition; the fixed sets are seed 0.
+        scenes: Numbers of single scenes; all if none is given.
+        tasks: open, close or both.
+        depth_sampling: As in `memcorr match`.
+        data: Demonstrations; pair 0 holds the references.
+        out: Folder of episodes.jsonl. The same command continues an interrupted run.
+        workers: Processes. The rows are the same for any number.
+        video: Also write a video of the first rollout asked for.
+    """
+    from .controllers import Intervention
+    from .evaluation import evaluate, summary
+
+    shown = Intervention(reference, matcher, phase_offset, phase_speed, permute_pairs, depth_sampling)
+    rows = evaluate(
+        policy,
+        out,
+        conditions=condition,
+        shown=shown,
+        tasks=tasks,
+        scene_seed=scene_seed,
+        scenes=scenes,
+        data=data,
+        workers=workers,
+    )
+    print(summary(rows))
+    if video:
+        from .video import write_video
+
+        print(f"wrote {write_video(policy, shown, rows[0], data, out)}")
+    print(f"{len(rows)} rollouts in {out / 'episodes.jsonl'}; next: memcorr report {out}")
+
+
+@app.command
+def report(
+    places: tyro.conf.Positional[tuple[Path, ...]] = (Path("runs"),),
+    out: Path = Path("report"),
+    matcher: str | None = None,
+    scene_seed: int | None = None,
+) -> None:
+    """Every table and figure of the paper from episodes.jsonl files, ours beside the paper's value.
+
+    Args:
+        places: Files or folders; every episodes.jsonl below them is read.
+        out: Folder for report.md, report.html and the figures.
+        matcher: Which matcher stands in for the paper's RoMa v2; the first measured of embedded, romav2, flow.
+        scene_seed: Which scenes fill the tables; 0, the fixed ones, if measured.
+    """
+    from .report import write_report
+
+    page = write_report(places, out, matcher, scene_seed)
+    print(f"wrote {page} and its figures; open it in a browser")
+
+
+@app.command
+def reproduce(
+    tier: Literal["smoke", "cpu", "full"] = "smoke",
+    out: Path = Path("runs/reproduce"),
+    matcher: str = "embedded",
+    workers: int = min(2, os.cpu_count() or 1),
+) -> None:
+    """Collect, match, train, evaluate and report in order; the same command continues.
+
+    Args:
+        tier: smoke runs every verb in minutes; cpu trains one seed of the main policy and its baseline;
+            full is the whole paper.
+        out: Folder for everything that is made.
+        matcher: embedded, romav2 or flow.
+        workers: Processes of collection, matching and evaluation.
+    """
+    from .reproduce import reproduce
+
+    reproduce(tier, out, matcher, workers)
 
 
 @app.command

@@ -11,7 +11,6 @@ import resource
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +23,7 @@ from .expert import act
 from .files import TEMPORARY, output_folder, read_json, write_json
 from .protocol import PROTOCOL, TASKS, Task
 from .scenes import Scene, demonstration_scenes
-from .sim import DoorWorld
+from .sim import DoorWorld, shared_world
 
 
 @dataclass(frozen=True)
@@ -33,12 +32,6 @@ class Outcome:
 
     first_success: int | None  # step after which the flag is first true
     held: bool  # true from then on
-
-
-@cache
-def _world() -> DoorWorld:
-    """One world, and so one GL context, per process."""
-    return DoorWorld()
 
 
 def run_expert(world: DoorWorld, scene: Scene, task: Task) -> Outcome:
@@ -60,7 +53,7 @@ def judge(flags: list[bool]) -> Outcome:
 
 def record(root: Path, scene: Scene, task: Task) -> Outcome:
     """One demonstration, from reset to disk. Runs in a worker process."""
-    world = _world()
+    world = shared_world()
     world.reset(scene)
     frames, actions, joints, poses, flags = [], [], [], [], []
     for _ in range(PROTOCOL.episode_steps):

@@ -13,7 +13,7 @@ The task appears only in `success`, so nothing else can leak it.
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -34,6 +34,7 @@ MOCAP_HIGH = np.array([0.5, 1.0, 0.5])
 MOCAP_QUAT = np.array([1.0, 0.0, 1.0, 0.0])
 WELD = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0, 0.0, 0.0, 0.0, 5.0])
 SUCCESS_RADIUS = 0.08  # metres
+DIVERGED = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC)
 TARGET_OFFSET: dict[Task, Array] = {"open": np.array([-0.3, -0.45, 0.0]), "close": np.array([0.2, -0.2, 0.0])}
 
 # The shared start. Meta-World's own (0, .6, .2) is inside the half-open door; this one touches
@@ -96,17 +97,35 @@ class DoorWorld:
         self.data.ctrl[:] = GRIPPER_COMMAND, -GRIPPER_COMMAND
         mujoco.mj_step(self.model, self.data, nstep=SETTLE_STEPS * FRAME_SKIP)
         self.data.qvel[:] = 0.0
+        return self.snapshot()
+
+    def reset(self, scene: Scene) -> None:
+        """The physical configuration of `scene`; the same bits for both tasks."""
+        self.restore(scene, self._start)
+        self.set_door_joint(PROTOCOL.door_start)
+        self.set_camera_azimuth(scene.camera_azimuth_deg)
+
+    def snapshot(self) -> Array:
+        """The full integration state: with its scene, all that the future depends on."""
         spec = mujoco.mjtState.mjSTATE_INTEGRATION
         state = np.empty(mujoco.mj_stateSize(self.model, spec))
         mujoco.mj_getState(self.model, self.data, state, spec)
         return state
 
-    def reset(self, scene: Scene) -> None:
-        """The physical configuration of `scene`; the same bits for both tasks."""
-        mujoco.mj_setState(self.model, self.data, self._start, mujoco.mjtState.mjSTATE_INTEGRATION)
+    def restore(self, scene: Scene, state: Array) -> None:
+        """Back to a snapshot taken in `scene`; going on from there gives the same bits as never having left."""
+        mujoco.mj_setState(self.model, self.data, state, mujoco.mjtState.mjSTATE_INTEGRATION)
         self.model.body_pos[self._door_body] = scene.door_position
-        self.set_door_joint(PROTOCOL.door_start)
+        for warning in DIVERGED:
+            self.data.warning[warning].number = 0
+        mujoco.mj_kinematics(self.model, self.data)
         self.set_camera_azimuth(scene.camera_azimuth_deg)
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the physics broke down since the last reset. MuJoCo then starts over from the model's
+        default pose, in which the door is closed: an invented success unless somebody looks here."""
+        return any(self.data.warning[warning].number for warning in DIVERGED)
 
     def set_door_joint(self, angle: float) -> None:
         """Place the door by hand, at rest (used by `reset` and by tests)."""
@@ -174,3 +193,9 @@ class DoorWorld:
         """What the policy may see: RGB-D, visible door mask, camera, robot state, gripper."""
         rgb, depth, mask, camera = self.renderer.render(self.data, PROTOCOL.image_size)
         return Frame(rgb, depth, mask, camera, self.robot_state, self.gripper)
+
+
+@cache
+def shared_world() -> DoorWorld:
+    """The world of this process, and so its one GL context."""
+    return DoorWorld()

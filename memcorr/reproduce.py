@@ -1,0 +1,171 @@
+"""`memcorr reproduce`: all verbs in order, resumable, with its expected cost printed first.
+
+smoke   every verb on two pairs and tiny training: does the whole path work here?
+cpu     one seed of MemCorr-DP and of the visual Transformer, the main tables' cells they fill
+full    three seeds of all six experiments and every intervention of the paper
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from .cache import build_cache
+from .collect import collect
+from .controllers import GROUND_TRUTH, Intervention
+from .demos import Store
+from .evaluation import evaluate, find_subject, summary
+from .experiments import EXPERIMENTS, Experiment
+from .protocol import PROTOCOL, Condition
+from .report import write_report
+from .training import train
+
+Tier = Literal["smoke", "cpu", "full"]
+PHASE_OFFSETS, PHASE_SPEEDS = (-16, -8, -4, 4, 8, 16), (0.75, 0.9, 1.1, 1.25)  # the paper's figure names only +16
+STRONG: tuple[Condition, ...] = ("extreme", "camera", "combined")
+EVERYWHERE: tuple[Condition, ...] = ("boundary", *STRONG)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One `memcorr evaluate` of a tier; the default matcher is the tier's own."""
+
+    conditions: tuple[Condition, ...] = ("boundary",)
+    stage_one: bool = False
+    reference: Literal["correct", "empty", "opposite"] = "correct"
+    true: bool = False  # ground-truth matches
+    permuted: bool = False
+    phase_offset: int = 0
+    phase_speed: float = 1.0
+
+    def shown(self, matcher: str) -> Intervention:
+        chosen = GROUND_TRUTH if self.true else matcher
+        return Intervention(self.reference, chosen, self.phase_offset, self.phase_speed, self.permuted)
+
+
+def interventions(stage_one: bool) -> tuple[Evaluation, ...]:
+    return (
+        Evaluation(stage_one=stage_one, true=stage_one),
+        Evaluation(stage_one=stage_one, true=stage_one, reference="empty"),
+        Evaluation(stage_one=stage_one, true=stage_one, reference="opposite"),
+    )
+
+
+MAIN = (
+    Evaluation(EVERYWHERE),
+    Evaluation(EVERYWHERE, true=True),
+    Evaluation(("combined",), true=True, permuted=True),
+    *interventions(stage_one=True),
+    *interventions(stage_one=False)[1:],
+)
+PHASES = (
+    *(Evaluation(phase_offset=offset) for offset in PHASE_OFFSETS),
+    *(Evaluation(phase_speed=speed) for speed in PHASE_SPEEDS),
+)
+SYSTEM = (Evaluation(("boundary", "combined")),)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a tier does."""
+
+    cost: str
+    seeds: tuple[int, ...]
+    evaluations: dict[str, tuple[Evaluation, ...]]  # by experiment, in the order of training
+    pairs: int = PROTOCOL.pairs
+    rows: int = 10_000  # of the correspondence cache
+    scenes: tuple[int, ...] = ()  # all
+    recipes: dict[str, Experiment] = field(default_factory=dict)  # instead of the published ones
+
+    def recipe(self, name: str) -> Experiment:
+        return self.recipes.get(name, EXPERIMENTS[name])
+
+
+_TINY = {"train_pairs": 2, "batch": 8, "updates": (4, 2)}
+
+TIERS: dict[Tier, Plan] = {
+    "smoke": Plan(
+        cost="a few minutes, 20 MB; the numbers mean nothing",
+        seeds=(42,),
+        evaluations={
+            "memcorr": (Evaluation(("combined",)), Evaluation(("boundary",), stage_one=True, true=True)),
+            "visual-transformer": (Evaluation(("combined",)),),
+        },
+        pairs=2,
+        rows=16,
+        scenes=(0,),
+        recipes={
+            name: dataclasses.replace(EXPERIMENTS[name], **_TINY)  # type: ignore[arg-type]
+            for name in ("memcorr", "visual-transformer")
+        },
+    ),
+    "cpu": Plan(
+        cost="on two idle cores about 3 hours per trained policy, two policies, and an hour of rollouts; 1 GB",
+        seeds=(42,),
+        evaluations={"memcorr": MAIN, "visual-transformer": SYSTEM},
+    ),
+    "full": Plan(
+        cost="on two cores about 3 hours per trained policy, 18 policies, and a day of rollouts; 2 GB",
+        seeds=(42, 43, 44),
+        evaluations={
+            "memcorr": (*MAIN, *PHASES),
+            "standard": interventions(stage_one=True),
+            "motion": (Evaluation(EVERYWHERE),),
+            "centroid": SYSTEM,
+            "visual-transformer": SYSTEM,
+            "visual-unet": SYSTEM,
+        },
+    ),
+}
+
+
+def reproduce(tier: Tier, out: Path, matcher: str = "embedded", workers: int = 2) -> Path:
+    """Runs a tier into `out` and returns the report's page; the same call continues."""
+    plan, root = TIERS[tier], out / tier
+    print(f"reproduce --tier {tier}: {plan.cost}. Everything goes to {root}; the same command continues.")
+    demos, cache = root / "demos", root / "cache"
+    stated("1/5 collect")
+    collect(demos, plan.pairs, workers=workers)
+    store = Store.open(demos)
+    stated("2/5 match")
+    pairs = plan.recipe("memcorr").train_pairs
+    build_cache(store, cache, matcher, pairs=pairs, rows=plan.rows, workers=workers)
+    stated("3/5 train")
+    runs = [(name, seed) for seed in plan.seeds for name in plan.evaluations]
+    for name, seed in runs:
+        recipe = plan.recipe(name)
+        train(recipe, demos, seed, run_folder(root, name, seed), None if recipe.visual else cache)
+    stated("4/5 evaluate")
+    for name, seed in runs:
+        episodes = root / "episodes" / f"{name}-{seed}"
+        for evaluation in plan.evaluations[name]:
+            folder = run_folder(root, name, seed) / ("stage-one" if evaluation.stage_one else "")
+            evaluate_once(str(folder), episodes, evaluation, matcher, plan.scenes, demos, workers)
+    oracle = Evaluation(EVERYWHERE)
+    for scripted in ("expert", "zeros"):
+        evaluate_once(scripted, root / "episodes" / scripted, oracle, matcher, plan.scenes, demos, workers)
+    stated("5/5 report")
+    page = write_report([root / "episodes"], root / "report", matcher)
+    print(f"wrote {page}; open it in a browser")
+    return page
+
+
+def run_folder(root: Path, name: str, seed: int) -> Path:
+    return root / "runs" / f"{name}-{seed}"
+
+
+def evaluate_once(
+    policy: str, out: Path, evaluation: Evaluation, matcher: str, scenes: Sequence[int], data: Path, workers: int
+) -> None:
+    shown = evaluation.shown(matcher)
+    rows = evaluate(
+        policy, out, conditions=evaluation.conditions, shown=shown, scenes=scenes, data=data, workers=workers
+    )
+    print(f"{find_subject(policy).experiment}, reference {shown.reference}\n{summary(rows)}")
+
+
+def stated(step: str) -> None:
+    print(f"--- {step}", flush=True)

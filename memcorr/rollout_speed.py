@@ -1,0 +1,170 @@
+"""The case `rollouts` of `memcorr bench`: closed-loop rollouts, batched over lanes and processes.
+
+Ours: one process per core (at most two), eight lanes each. The baseline runs one rollout at a time in
+one process and is written straightforwardly: the reference is encoded at every replan and a chunk takes
+40 full network evaluations. Physics and rendering are the same. A third contender, our own parts one
+at a time in batches of one, separates what batching and the second process bring. The policy is
+untrained, so that every rollout takes all 25 decisions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .bench import Case
+from .checkpoints import Config
+from .collect import record
+from .conditions import Condition
+from .controllers import Correspondence, Intervention, PolicyController
+from .demos import Demonstration, demonstration_path, read_demonstration
+from .experiments import MAIN
+from .matchers import load_matcher
+from .matches import Matches
+from .matching import match_references, prepare_references
+from .networks import ActionTransformer
+from .normalisation import Normalisation
+from .policy import Policy
+from .protocol import PROTOCOL, TASKS, Task
+from .rollout import LANES, Decision, Job, Stopwatch, roll_out
+from .sampler import TransformerSampler
+from .scenes import demonstration_scenes, evaluation_scenes
+from .sim import shared_world
+from .straightforward import from_ours, straightforward_sample
+
+Contender = Literal["batched", "alone", "straightforward"]
+WORKERS = min(2, os.cpu_count() or 1)
+
+
+class StraightforwardSampler:
+    def __init__(self, sampler: TransformerSampler) -> None:
+        self.network, self.guidance = from_ours(sampler.network).eval(), sampler.guidance
+
+    def sample(self, condition: Condition, noise: Tensor) -> Tensor:
+        return straightforward_sample(self.network, condition, noise, self.guidance)
+
+
+class Unbatched(Correspondence):
+    """Matches without padding; `forgetful` encodes the reference anew, as a call on two images does."""
+
+    def __init__(self, demonstrations: dict[Task, Demonstration], shown: Intervention, forgetful: bool) -> None:
+        super().__init__(demonstrations, shown)
+        self.frames = {key: demonstrations[key[0]].frame(key[1]) for key in self.prepared} if forgetful else {}
+
+    def match(self, tasks: Sequence[Task], js: Sequence[int], decisions: Sequence[Decision]) -> Matches:
+        assert self.matcher is not None
+        keys = list(zip(tasks, js, strict=True))
+        if self.frames:
+            references = prepare_references(self.matcher, [self.frames[key] for key in keys])
+        else:
+            references = [self.prepared[key] for key in keys]
+        frames = [d.frame for d in decisions if d.frame is not None]
+        return match_references(self.matcher, references, frames, self.shown.depth_sampling)
+
+
+def untrained_policy(demonstrations: dict[Task, Demonstration]) -> Policy:
+    state = np.concatenate([d.robot_state for d in demonstrations.values()])
+    still = np.zeros(PROTOCOL.action_dim), np.full(PROTOCOL.action_dim, 0.05)  # hardly moves: never succeeds
+    normalisation = Normalisation(
+        state.mean(axis=0), np.maximum(state.std(axis=0), 1e-3), *still, np.zeros(()), np.ones(())
+    )
+    torch.manual_seed(0)
+    return Policy(Config(MAIN, 0, "none"), ActionTransformer().eval().requires_grad_(False), normalisation)
+
+
+def make(contender: Contender, root: Path, matcher: str) -> PolicyController:
+    demonstrations = {task: read_demonstration(demonstration_path(root, 0, task)) for task in TASKS}
+    shown, policy = Intervention(matcher=matcher), untrained_policy(demonstrations)
+    controller = PolicyController(policy, demonstrations, shown, LANES if contender == "batched" else 1)
+    if contender != "batched":
+        controller.correspondence = Unbatched(demonstrations, shown, forgetful=contender == "straightforward")
+    if contender == "straightforward":
+        assert isinstance(policy.sampler, TransformerSampler)
+        policy.sampler = StraightforwardSampler(policy.sampler)
+    return controller
+
+
+def jobs(count: int) -> Iterator[Job]:
+    return iter([Job(scene, task) for scene in evaluation_scenes("combined") for task in TASKS][:count])
+
+
+def _serve(requests: Connection, contender: Contender, root: Path, matcher: str) -> None:
+    """Runs as many rollouts as asked for; answers where the time went."""
+    torch.set_num_threads(1)
+    controller = make(contender, root, matcher)
+    with contextlib.suppress(EOFError):  # whoever asked is gone
+        while count := requests.recv():
+            watch = controller.watch = Stopwatch()
+            lanes = LANES if contender == "batched" else 1
+            outcomes = list(roll_out(shared_world(), controller, jobs(count), lanes, watch))
+            assert len(outcomes) == count and not any(outcome.success for _, outcome in outcomes)
+            requests.send(dict(watch.seconds))
+
+
+class Team:
+    """Processes that stand ready, so that starting them is never measured."""
+
+    def __init__(self, contender: Contender, size: int, count: int, root: Path, matcher: str) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.count, self.pipes = count, []
+        self.spent: dict[str, float] = {}
+        for _ in range(size):
+            here, there = context.Pipe()
+            context.Process(target=_serve, args=(there, contender, root, matcher), daemon=True).start()
+            self.pipes.append(here)
+
+    def run(self) -> None:
+        for pipe in self.pipes:
+            pipe.send(self.count)
+        for pipe in self.pipes:
+            for name, seconds in pipe.recv().items():
+                self.spent[name] = self.spent.get(name, 0.0) + seconds
+
+
+def rollouts(matcher: str = "embedded") -> Case:
+    """Milliseconds per rollout of 25 decisions."""
+    load_matcher(matcher)  # complains here, not in a worker, when its weights are missing
+    root = Path(tempfile.mkdtemp(prefix="memcorr-bench-"))
+    for task in TASKS:
+        record(root, demonstration_scenes()[0], task)
+    ours = Team("batched", WORKERS, LANES, root, matcher)
+    alone, baseline = (Team(kind, 1, 1, root, matcher) for kind in ("alone", "straightforward"))
+    ours_seconds, alone_seconds = [], []
+
+    def batched() -> None:
+        start = time.perf_counter()
+        alone.run()
+        between = time.perf_counter()
+        ours.run()
+        alone_seconds.append(between - start)
+        ours_seconds.append((time.perf_counter() - between) / (WORKERS * LANES))
+
+    def note() -> str:
+        mine, single = statistics.median(ours_seconds[1:]), statistics.median(alone_seconds[1:])
+        total = sum(ours.spent.values())
+        shares = ", ".join(f"{name} {100 * s / total:.0f} %" for name, s in sorted(ours.spent.items()))
+        return (
+            f"{60 / mine:.0f} rollouts of 25 decisions per minute with {WORKERS} processes of {LANES} lanes; {shares}; "
+            f"{single / mine:.1f} x faster than the same parts one rollout at a time"
+        )
+
+    return Case(
+        batched,
+        baseline.run,
+        f"one rollout at a time: reference encoded at every replan, 40 network evaluations, {matcher} matcher",
+        rounds=5,
+        ours_ms=lambda: 1e3 * ours_seconds[-1],
+        note=note,
+    )

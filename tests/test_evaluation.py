@@ -1,0 +1,307 @@
+"""Closed-loop evaluation: rows depend on their rollout alone, successes are neither lost nor invented."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from memcorr.checkpoints import Config, write_model
+from memcorr.conditions import stack_conditions
+from memcorr.controllers import Intervention, PolicyController, rollout_noise
+from memcorr.dataset import Dataset
+from memcorr.demos import Store
+from memcorr.episodes import EPISODES, Episode, find_episodes, read_episodes
+from memcorr.errors import UserError
+from memcorr.evaluation import evaluate, list_jobs
+from memcorr.experiments import EXPERIMENTS
+from memcorr.matches import ground_truth_matches
+from memcorr.normalisation import measure
+from memcorr.policy import load_policy
+from memcorr.protocol import PROTOCOL, TASKS, Condition
+from memcorr.relations import build_relations, permute_pairs
+from memcorr.rollout import LANES, Decision, Job, Plan, roll_out
+from memcorr.scenes import evaluation_scenes
+from memcorr.sim import DoorWorld
+
+TESTS: tuple[Condition, ...] = ("boundary", "extreme", "camera", "combined")
+TRUE = Intervention(matcher="ground-truth")
+
+
+def rows_of(folder: Path) -> list[Episode]:
+    return [dataclasses.replace(e, seconds=0.0) for e in read_episodes(folder / EPISODES)]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Untrained policies with the statistics of real demonstrations."""
+    root = tmp_path_factory.mktemp("checkpoints")
+    normalisation = measure(dataset.windows, dataset.images)
+    for name in ("memcorr", "motion", "visual-transformer", "visual-unet"):
+        torch.manual_seed(0)
+        experiment = EXPERIMENTS[name]
+        update = experiment.total_updates
+        write_model(root / name, Config(experiment, 42, "none"), experiment.build(), normalisation, update)
+    return {path.name: str(path) for path in root.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def one_worker(checkpoints: dict[str, str], store: Store, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("one-worker")
+    evaluate(checkpoints["memcorr"], out, shown=TRUE, scenes=range(2), data=store.root)
+    return out
+
+
+def test_the_oracle_always_succeeds_and_zeros_never(tmp_path: Path) -> None:
+    oracle = evaluate("expert", tmp_path, conditions=TESTS, scenes=range(3))
+    assert len(oracle) == 24 and all(row.success for row in oracle)
+    assert all(row.first_chunk_direction == row.task for row in oracle)
+    nothing = evaluate("zeros", tmp_path, conditions=TESTS, scenes=range(1))
+    assert not any(row.success for row in nothing)
+    assert {(row.steps, row.replans, row.first_chunk_direction) for row in nothing} == {(200, 25, "")}
+    assert len(rows_of(tmp_path)) == 32
+
+
+def test_two_workers_write_the_rows_of_one(
+    one_worker: Path, checkpoints: dict[str, str], store: Store, tmp_path: Path
+) -> None:
+    evaluate(checkpoints["memcorr"], tmp_path, shown=TRUE, scenes=range(2), data=store.root, workers=2)
+    assert rows_of(tmp_path) == rows_of(one_worker)
+    assert len(rows_of(tmp_path)) == 4
+
+
+def test_one_scene_alone_gives_the_same_rows(
+    one_worker: Path, checkpoints: dict[str, str], store: Store, tmp_path: Path
+) -> None:
+    evaluate(checkpoints["memcorr"], tmp_path, shown=TRUE, scenes=[1], tasks=["close"], data=store.root)
+    assert rows_of(tmp_path) == [e for e in rows_of(one_worker) if (e.scene, e.task) == (1, "close")]
+
+
+def test_a_killed_run_continues_without_repeating_or_losing(tmp_path: Path) -> None:
+    """Killed with two workers in the middle, then its last line cut in half by hand."""
+    whole = tmp_path / "whole"
+    evaluate("expert", whole)
+    command = [sys.executable, "-c", "from memcorr.cli import main; main()", "evaluate", "expert"]
+    command += ["--out", str(tmp_path / "killed"), "--workers", "2"]
+    path = tmp_path / "killed" / EPISODES
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while (not path.exists() or not path.read_bytes()) and process.poll() is None:
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    finished = path.read_bytes().splitlines(keepends=True)
+    assert 0 < len(finished) < 50, "killed in the middle"
+    path.write_bytes(b"".join(finished)[:-40])
+    kept = read_episodes(path)
+    assert len(kept) >= len(finished) - 2
+    evaluate("expert", tmp_path / "killed")
+    assert rows_of(tmp_path / "killed") == rows_of(whole) and len(rows_of(whole)) == 50
+    assert set(kept) <= set(read_episodes(path)), "rows that were there are not rolled out again"
+
+
+def test_rows_carry_the_promised_fields_in_order(one_worker: Path) -> None:
+    promised = [
+        "experiment",
+        "train_seed",
+        "condition",
+        "scene",
+        "scene_seed",
+        "u",
+        "camera_azimuth_deg",
+        "task",
+        "reference",
+        "matcher",
+        "phase_offset",
+        "phase_speed",
+        "success",
+        "steps",
+        "replans",
+        "fallback_replans",
+        "mean_match_error_mm",
+        "first_chunk_direction",
+        "final_joint",
+        "seconds",
+    ]
+    lines = (one_worker / EPISODES).read_text().splitlines()
+    for line in lines:
+        assert list(json.loads(line))[: len(promised)] == promised
+    row = json.loads(lines[0])
+    assert (row["experiment"], row["train_seed"], row["stage"]) == ("memcorr", 42, "final")
+    assert row["mean_match_error_mm"] == 0 and row["camera_azimuth_deg"] in (-15, 15)
+
+
+def test_damaged_and_contradicting_files_are_named(one_worker: Path, tmp_path: Path) -> None:
+    lines = (one_worker / EPISODES).read_text().splitlines(keepends=True)
+    (tmp_path / EPISODES).write_text("".join([lines[0], "nonsense\n", *lines[1:]]))
+    with pytest.raises(UserError, match="line 2 is not a rollout"):
+        read_episodes(tmp_path / EPISODES)
+    flipped = {**json.loads(lines[0]), "success": not json.loads(lines[0])["success"]}
+    (tmp_path / EPISODES).write_text(json.dumps(flipped) + "\n")
+    with pytest.raises(UserError, match="contradicts"):
+        find_episodes([one_worker, tmp_path])
+    with pytest.raises(UserError, match=r"holds no episodes\.jsonl"):
+        find_episodes([tmp_path / "nowhere"])
+
+
+def test_another_checkpoint_never_completes_a_file(
+    one_worker: Path, checkpoints: dict[str, str], store: Store, dataset: Dataset, tmp_path: Path
+) -> None:
+    experiment = EXPERIMENTS["memcorr"]
+    torch.manual_seed(1)
+    other = tmp_path / "other"
+    network = experiment.build()
+    write_model(
+        other, Config(experiment, 42, "none"), network, measure(dataset.windows, None), experiment.total_updates
+    )
+    with pytest.raises(UserError, match="another checkpoint"):
+        evaluate(str(other), one_worker, shown=TRUE, scenes=range(2), data=store.root)
+
+
+@pytest.mark.parametrize("matcher", ["flow", "ground-truth"])
+@pytest.mark.parametrize("name", ["memcorr", "visual-transformer"])
+def test_a_plan_does_not_depend_on_its_neighbours(
+    name: str, matcher: str, checkpoints: dict[str, str], store: Store, world: DoorWorld
+) -> None:
+    """Bit for bit: alone, in company, at any place in the batch."""
+    policy = load_policy(checkpoints[name], "cpu")
+    demonstrations = {task: store.demonstration(0, task) for task in TASKS}
+    shown = Intervention(matcher="none" if policy.experiment.visual else matcher)
+    controller = PolicyController(policy, demonstrations, shown)
+    decisions = []
+    for scene in evaluation_scenes("combined")[: LANES // 2]:
+        for task in TASKS:
+            world.reset(scene)
+            decisions.append(Decision(Job(scene, task), 3, 24, world.observe(), world.T_world_door))
+    together = controller.decide(decisions)
+    backwards = controller.decide(decisions[::-1])[::-1]
+    for decision, a, b in zip(decisions, together, backwards, strict=True):
+        (alone,) = controller.decide([decision])
+        assert a.actions is not None and b.actions is not None and alone.actions is not None
+        assert np.array_equal(a.actions, alone.actions) and np.array_equal(a.actions, b.actions)
+        assert a.match_error_mm == alone.match_error_mm == b.match_error_mm
+
+
+def test_noise_depends_on_seed_scene_task_and_replan_alone(world: DoorWorld) -> None:
+    scene, other = evaluation_scenes("combined")[:2]
+    base = Decision(Job(scene, "open"), 2, 16, None, np.eye(4))
+    noise = rollout_noise(42, base)
+    late = dataclasses.replace(base, elapsed=99, T_world_door=np.zeros((4, 4)))
+    assert np.array_equal(noise, rollout_noise(42, late))
+    for seed, decision in (
+        (43, base),
+        (42, dataclasses.replace(base, replan=3)),
+        (42, dataclasses.replace(base, job=Job(scene, "close"))),
+        (42, dataclasses.replace(base, job=Job(other, "open"))),
+        (42, dataclasses.replace(base, job=Job(dataclasses.replace(scene, seed=1), "open"))),
+        (42, dataclasses.replace(base, job=Job(dataclasses.replace(scene, condition="extreme"), "open"))),
+    ):
+        assert not np.array_equal(noise, rollout_noise(seed, decision))
+
+
+class Recorder:
+    """Answers with small pushes and remembers what it was asked."""
+
+    looks = False
+
+    def __init__(self) -> None:
+        self.asked: list[Decision] = []
+
+    def decide(self, decisions: Sequence[Decision]) -> list[Plan]:
+        self.asked += decisions
+        actions = np.zeros((PROTOCOL.chunk, PROTOCOL.action_dim))
+        actions[PROTOCOL.executed :] = np.nan  # the second half must never be executed
+        return [Plan(actions) for _ in decisions]
+
+
+def test_eight_of_sixteen_actions_are_executed(world: DoorWorld) -> None:
+    recorder = Recorder()
+    jobs = list_jobs(["boundary"], 0, TASKS, [0])
+    outcomes = dict(roll_out(world, recorder, iter(jobs)))
+    assert [d.elapsed for d in recorder.asked if d.job == jobs[0]] == list(range(0, 200, 8))
+    assert {outcome.steps for outcome in outcomes.values()} == {200}
+
+
+def test_broken_physics_is_a_failure_not_a_closed_door(world: DoorWorld) -> None:
+    """MuJoCo restarts from its default pose, where the door is shut; that must not count."""
+
+    class Breaks:
+        looks = False
+
+        def decide(self, decisions: Sequence[Decision]) -> list[Plan]:
+            return [Plan(np.full((16, 4), np.nan)) for _ in decisions]
+
+    (job,) = list_jobs(["boundary"], 0, ["close"], [0])
+    ((_, outcome),) = roll_out(world, Breaks(), iter([job]))
+    assert not outcome.success and outcome.steps < 200
+    ((_, healthy),) = roll_out(world, Recorder(), iter([job]))
+    assert healthy.steps == 200, "the next rollout starts clean"
+
+
+def test_interventions_change_what_the_policy_is_shown(
+    checkpoints: dict[str, str], store: Store, world: DoorWorld
+) -> None:
+    policy = load_policy(checkpoints["memcorr"], "cpu")
+    demonstrations = {task: store.demonstration(0, task) for task in TASKS}
+    scene = evaluation_scenes("boundary")[0]
+    world.reset(scene)
+    frame, pose = world.observe(), world.T_world_door
+    decision = Decision(Job(scene, "open"), 2, 16, frame, pose)
+
+    def chunk(**changes: object) -> np.ndarray:
+        shown = dataclasses.replace(Intervention(matcher="ground-truth"), **changes)  # type: ignore[arg-type]
+        (plan,) = PolicyController(policy, demonstrations, shown).decide([decision])
+        assert plan.actions is not None
+        return plan.actions
+
+    def expected(task: str, j: int, permuted: bool = False) -> np.ndarray:
+        demonstration = store.demonstration(0, task)  # type: ignore[arg-type]
+        assert demonstration.object_pose is not None
+        matches = ground_truth_matches(demonstration.object_pose[j], pose)
+        matches = permute_pairs(matches) if permuted else matches
+        relations = build_relations(matches, frame.gripper, demonstration.gripper, j)
+        assert relations.valid.all()
+        condition = policy.condition(frame, matches=matches, gripper_ref=demonstration.gripper, j=j)
+        noise = np.repeat(rollout_noise(42, decision)[None], LANES, axis=0)
+        return policy.plan(stack_conditions([condition] * LANES), noise)[0]
+
+    assert np.array_equal(chunk(), expected("open", 16))
+    assert np.array_equal(chunk(reference="opposite"), expected("close", 16))
+    assert np.array_equal(chunk(phase_offset=16), expected("open", 32))
+    assert np.array_equal(chunk(phase_speed=1.25), expected("open", 20))
+    assert np.array_equal(chunk(permuted=True), expected("open", 16, permuted=True))
+    empty = chunk(reference="empty", matcher="none")
+    assert not np.array_equal(empty, chunk())
+
+
+def test_meaningless_interventions_are_refused(checkpoints: dict[str, str], store: Store, tmp_path: Path) -> None:
+    for policy, shown, message in (
+        ("shipped-not", Intervention(), "holds no policy"),
+        ("expert", Intervention(reference="opposite"), "follows no reference"),
+        (checkpoints["visual-unet"], Intervention(reference="empty"), "never trained without"),
+        (checkpoints["visual-transformer"], Intervention(phase_offset=8), "no phase"),
+        (checkpoints["motion"], Intervention(permuted=True), "no point pairs"),
+        (checkpoints["memcorr"], Intervention(matcher="magic"), "unknown matcher"),
+    ):
+        with pytest.raises(UserError, match=message):
+            evaluate(policy, tmp_path, shown=shown, data=store.root)
+    with pytest.raises(UserError, match="has scenes 0 to 24"):
+        evaluate("expert", tmp_path, scenes=[25])
+    with pytest.raises(UserError, match="holds no demonstrations"):
+        evaluate(checkpoints["memcorr"], tmp_path, shown=TRUE, scenes=[0], data=tmp_path / "nowhere")
+
+
+def test_visual_and_motion_policies_roll_out_without_a_matcher(
+    checkpoints: dict[str, str], store: Store, tmp_path: Path
+) -> None:
+    for name, reference in (("motion", "opposite"), ("visual-transformer", "empty"), ("visual-unet", "opposite")):
+        shown = Intervention(reference=reference)  # type: ignore[arg-type]
+        (row,) = evaluate(checkpoints[name], tmp_path, shown=shown, scenes=[0], tasks=["open"], data=store.root)
+        assert (row.matcher, row.mean_match_error_mm, row.fallback_replans) == ("none", None, 0)
