@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from importlib import import_module
 
 import numpy as np
 
@@ -104,13 +105,20 @@ def match() -> Case:
     )
 
 
-def rollouts() -> Case:
-    from .rollout_speed import rollouts
+def in_module(module: str, name: str) -> Callable[[], Case]:
+    """A case that lives beside what it measures, imported when it is asked for."""
+    return lambda: import_module(f".{module}", __package__).CASES[name]()
 
-    return rollouts()
 
-
-CASES: dict[str, Callable[[], Case]] = {"observe": observe, "step": step, "match": match, "rollouts": rollouts}
+CASES: dict[str, Callable[[], Case]] = {
+    "observe": observe,
+    "step": step,
+    "match": match,
+    "train-step": in_module("policy_speed", "train-step"),
+    "sample-1": in_module("policy_speed", "sample-1"),
+    "sample-32": in_module("policy_speed", "sample-32"),
+    "rollouts": in_module("rollout_speed", "rollouts"),
+}
 
 
 def measure(name: str, case: Case) -> Result:

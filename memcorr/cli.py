@@ -293,7 +293,7 @@ def matcher_evaluate(
         )
 
 
-app.command(matcher_app, name="matcher")
+app.command(matcher_app, name="matcher", help="Train the embedded matcher, or measure a matcher on live scenes.")
 
 
 def main() -> None:

@@ -168,3 +168,6 @@ def rollouts(matcher: str = "embedded") -> Case:
         ours_ms=lambda: 1e3 * ours_seconds[-1],
         note=note,
     )
+
+
+CASES: dict[str, Callable[[], Case]] = {"rollouts": rollouts}
