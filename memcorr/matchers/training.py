@@ -25,7 +25,7 @@ from ..matching import PADDING, Crop, crop_object, lift_query
 from ..protocol import PROTOCOL
 from .embedded import images
 from .network import RADIUS, SIZE, Located, MatchNetwork, Pyramid
-from .practice import DOOR_RELATIVES, OTHER_SCENES, VIEWS, Group, load_groups, render_practice
+from .practice import DOOR, DOOR_RELATIVES, NEAR, OTHER_SCENES, VIEWS, Group, load_groups, render_practice
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,8 @@ class MatcherConfig:
     weight_decay: float = 1e-4
     door: bool = True  # False: neither the door nor anything that shares its meshes
     door_share: float = 0.6  # of the pairs, if the door is included
+    near_after: int = 300  # steps, from which on door pairs are seen by the policy's own camera
+    near_share: float = 0.8  # of the pairs, from then on
     objects: tuple[str, ...] = OTHER_SCENES  # Meta-World scenes to practise on, beside the door
     groups: int = 24  # per practice scene
     door_groups: int = 120
@@ -131,17 +133,20 @@ class Practice:
     def __init__(self, config: MatcherConfig, folder: Path, workers: int) -> None:
         scenes = dict.fromkeys(config.objects, config.groups)
         if config.door:
-            scenes |= dict.fromkeys(DOOR_RELATIVES, config.door_groups)
+            scenes |= dict.fromkeys((*DOOR_RELATIVES, DOOR + NEAR), config.door_groups)
         paths = render_practice(folder, scenes, config.seed, workers)
         self.config = config
-        self.door = [g for p in paths if p.stem in DOOR_RELATIVES[:1] for g in load_groups(p)]
-        self.others = [g for p in paths if p.stem not in DOOR_RELATIVES[:1] for g in load_groups(p)]
+        groups = {path.stem: load_groups(path) for path in paths}
+        self.near, self.door = groups.pop(DOOR + NEAR, []), groups.pop(DOOR, [])
+        self.others = [group for some in groups.values() for group in some]
 
     def batch(self, step: int) -> list[Pair]:
         rng = np.random.default_rng([self.config.seed, step])
         pairs: list[Pair] = []
         while len(pairs) < self.config.batch:
-            groups = self.door if self.door and rng.uniform() < self.config.door_share else self.others
+            late = step >= self.config.near_after
+            share = self.config.near_share if late else self.config.door_share
+            groups = (self.near if late else self.door) if self.door and rng.uniform() < share else self.others
             a, b = rng.permutation(VIEWS)[:2]
             points, table = self.config.points, self.config.table
             pair = make_pair(groups[rng.integers(len(groups))], a, b, points, table, rng)
