@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal
+from importlib import import_module
 
 import numpy as np
 
@@ -105,27 +105,20 @@ def match() -> Case:
     )
 
 
-def learning(name: str) -> Case:
-    from .policy_speed import CASES  # needs torch, which the other cases do without
-
-    return CASES[name]()
-
-
-def rollouts(baseline: Literal["alone", "straightforward"]) -> Case:
-    from .rollout_speed import rollouts
-
-    return rollouts(baseline)
+def in_module(module: str, name: str) -> Callable[[], Case]:
+    """A case that lives beside what it measures, imported when it is asked for."""
+    return lambda: import_module(f".{module}", __package__).CASES[name]()
 
 
 CASES: dict[str, Callable[[], Case]] = {
     "observe": observe,
     "step": step,
     "match": match,
-    "train-step": lambda: learning("train-step"),
-    "sample-1": lambda: learning("sample-1"),
-    "sample-32": lambda: learning("sample-32"),
-    "rollouts": lambda: rollouts("alone"),
-    "rollouts-straightforward": lambda: rollouts("straightforward"),
+    "train-step": in_module("policy_speed", "train-step"),
+    "sample-1": in_module("policy_speed", "sample-1"),
+    "sample-32": in_module("policy_speed", "sample-32"),
+    "rollouts": in_module("rollout_speed", "rollouts"),
+    "rollouts-straightforward": in_module("rollout_speed", "rollouts-straightforward"),
 }
 
 

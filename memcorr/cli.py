@@ -79,7 +79,7 @@ def matcher_train(
     out: Path = Path("runs/matcher"),
     door: bool = True,
     seed: int = 0,
-    steps: int = 1300,
+    steps: int = 1200,
     threads: int = 1,
     workers: int = min(2, os.cpu_count() or 1),
 ) -> None:
@@ -293,7 +293,7 @@ def matcher_evaluate(
         )
 
 
-app.command(matcher_app, name="matcher")
+app.command(matcher_app, name="matcher", help="Train the embedded matcher, or measure a matcher on live scenes.")
 
 
 def main() -> None:

@@ -48,15 +48,18 @@ class Crop:
         return (np.asarray(uv) - np.array([self.left, self.top]) + 0.5) / self.scale - 0.5
 
 
-def crop_object(frame: Frame) -> Crop:
-    """The tight mask box padded by 12 pixels and clipped; the whole image if there is no mask."""
+def crop_object(frame: Frame, padding: tuple[int, int, int, int] = (PADDING,) * 4) -> Crop:
+    """The tight mask box padded (left, top, right, bottom) by 12 pixels and clipped.
+
+    The whole image if there is no mask.
+    """
     rows, columns = np.nonzero(frame.mask)
     H, W = frame.mask.shape
     if len(rows) == 0:
         left, top, right, bottom = 0, 0, W - 1, H - 1
     else:
-        left, right = max(columns.min() - PADDING, 0), min(columns.max() + PADDING, W - 1)
-        top, bottom = max(rows.min() - PADDING, 0), min(rows.max() + PADDING, H - 1)
+        left, right = max(columns.min() - padding[0], 0), min(columns.max() + padding[2], W - 1)
+        top, bottom = max(rows.min() - padding[1], 0), min(rows.max() + padding[3], H - 1)
     box = frame.rgb[top : bottom + 1, left : right + 1]
     rgb = np.asarray(cv2.resize(box, (SIZE, SIZE), interpolation=cv2.INTER_LINEAR), np.uint8)
     return Crop(int(left), int(top), int(right - left + 1), int(bottom - top + 1), rgb)

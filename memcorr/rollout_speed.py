@@ -15,7 +15,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Literal
@@ -165,3 +165,9 @@ def rollouts(baseline: Literal["alone", "straightforward"] = "alone", matcher: s
         ours_ms=lambda: 1e3 * seconds[-1],
         note=note,
     )
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "rollouts": lambda: rollouts("alone"),
+    "rollouts-straightforward": lambda: rollouts("straightforward"),
+}

@@ -37,7 +37,7 @@ def groups(practised: Path) -> list[Group]:
 
 
 def test_a_view_paired_with_itself_is_the_identity(groups: list[Group]) -> None:
-    pair = make_pair(groups[0], 2, 2, 200, np.random.default_rng(0))
+    pair = make_pair(groups[0], 2, 2, 200, 50, np.random.default_rng(0))
     np.testing.assert_allclose(pair.uv_b, pair.uv_a, atol=1e-3)
     assert pair.visible.all()
 
@@ -46,14 +46,14 @@ def test_warps_are_exact(groups: list[Group]) -> None:
     """There and back again: what A sees in B, B sees in A, within the pixel it was rounded to."""
     rng = np.random.default_rng(0)
     for group in groups:
-        pair = make_pair(group, 0, 1, 300, rng)
+        pair = make_pair(group, 0, 1, 300, 0, rng)
         frame_a, frame_b = group.frames[0], group.frames[1]
-        uv = crop_object(frame_b).to_original(pair.uv_b[pair.visible])
+        uv = pair.crop_b.to_original(pair.uv_b[pair.visible])
         columns, rows = np.rint(uv).astype(int).T
         p = frame_b.camera.lift(np.rint(uv), frame_b.depth[rows, columns])
         T_ab = group.T_world_object[0] @ np.linalg.inv(group.T_world_object[1])
         back, _ = frame_a.camera.project(p @ T_ab[:3, :3].T + T_ab[:3, 3])
-        start = crop_object(frame_a).to_original(pair.uv_a[pair.visible])
+        start = pair.crop_a.to_original(pair.uv_a[pair.visible])
         assert np.median(np.linalg.norm(back - start, axis=-1)) < 1.0
 
 

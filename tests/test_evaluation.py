@@ -243,8 +243,11 @@ def test_eight_of_sixteen_actions_are_executed(world: DoorWorld) -> None:
     assert {outcome.steps for outcome in outcomes.values()} == {200}
 
 
-def test_broken_physics_is_a_failure_not_a_closed_door(world: DoorWorld) -> None:
+def test_broken_physics_is_a_failure_not_a_closed_door(
+    world: DoorWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """MuJoCo restarts from its default pose, where the door is shut; that must not count."""
+    monkeypatch.chdir(tmp_path)  # MuJoCo logs the breakdown to a file in the working directory
 
     class Breaks:
         looks = False

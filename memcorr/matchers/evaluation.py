@@ -85,7 +85,7 @@ def evaluate(
     for scene in tqdm(scenes, f"{matcher.name} {setting}", leave=False):
         for task in TASKS:
             if setting == "relit":
-                randomise_light(world.renderer.model, rng)
+                randomise_light(world.renderer.model, stock, rng)
                 world.model.light_dir[:] = world.renderer.model.light_dir
             for k, view in enumerate(views(world, scene, task, PROTOCOL.executed)):
                 j = reference_phase(k * PROTOCOL.executed)

@@ -41,20 +41,24 @@ class Residual(nn.Module):
 
 
 class Attention(nn.Module):
-    """Pre-norm attention of `x` to `y` (to itself if they are the same), then an MLP."""
+    """Pre-norm attention of `x` to `y` (to itself if they are the same), then an MLP.
+
+    A position code may steer the attention but never enters what is passed on: descriptors that
+    carried it would match by place instead of by look.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.norm, self.norm_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.q, self.kv, self.out = nn.Linear(width, width), nn.Linear(width, 2 * width), nn.Linear(width, width)
+        self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
         self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+    def forward(self, x: Tensor, y: Tensor, position: Tensor | float = 0.0) -> Tensor:
         def heads(t: Tensor) -> Tensor:
             return t.unflatten(-1, (HEADS, -1)).transpose(1, 2)
 
-        q = heads(self.q(self.norm(x)))
-        k, v = (heads(t) for t in self.kv(self.norm(y)).chunk(2, dim=-1))
+        y = self.norm(y)
+        q, k, v = heads(self.q(self.norm(x) + position)), heads(self.k(y + position)), heads(self.v(y))
         x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
         return x + self.mlp(self.norm_mlp(x))
 
@@ -134,13 +138,14 @@ class MatchNetwork(nn.Module):
         self.to8 = nn.Sequential(conv(w4, w8, 3, 2), Residual(w8))
         self.position: Tensor
         self.register_buffer("position", sinusoids(SIZE // 8, w8), persistent=False)
-        self.norm_in, self.norm_out = nn.LayerNorm(w8), nn.LayerNorm(w8)
+        self.norm8 = nn.LayerNorm(w8)
         self.self_attention = nn.ModuleList(Attention(w8) for _ in range(LAYERS))
         self.cross_attention = nn.ModuleList(Attention(w8) for _ in range(LAYERS))
         self.down4 = nn.Conv2d(w8, w4, 1)
         self.merge4 = nn.Sequential(conv(w4, w4), nn.Conv2d(w4, w4, 1))
         self.down2 = nn.Conv2d(w4, w2, 1)
         self.merge2 = nn.Sequential(conv(w2, w2), nn.Conv2d(w2, w2, 1))
+        self.norm4, self.norm2 = nn.LayerNorm(w4), nn.LayerNorm(w2)
         self.refine4, self.refine2 = Refiner(4), Refiner(2)
         self.trust = nn.Linear(128, 1)
         self.log_temperature = nn.Parameter(torch.tensor(0.0))
@@ -153,7 +158,7 @@ class MatchNetwork(nn.Module):
 
     def _look(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         for own, other in zip(self.self_attention, self.cross_attention, strict=True):
-            a, b = own(a, a), own(b, b)
+            a, b = own(a, a, self.position), own(b, b, self.position)
             a, b = other(a, b), other(b, a)
         return a, b
 
@@ -162,11 +167,11 @@ class MatchNetwork(nn.Module):
         f8 = tokens.mT.unflatten(2, (SIZE // 8, SIZE // 8))
         g4 = self.merge4(F.interpolate(self.down4(f8), scale_factor=2.0, mode="bilinear") + image.f4)
         g2 = self.merge2(F.interpolate(self.down2(g4), scale_factor=2.0, mode="bilinear") + image.f2)
-        return g4, g2
+        # Descriptors of one length: otherwise correlations start out flat and the refiners learn late.
+        return over_channels(self.norm4, g4), over_channels(self.norm2, g2)
 
     def locate(self, image_a: Pyramid, image_b: Pyramid, uv_a: Tensor) -> Located:
-        a, b = (self.norm_in(image.f8.flatten(2).mT) + self.position for image in (image_a, image_b))
-        a, b = (self.norm_out(x) for x in self._look(a, b))
+        a, b = (self.norm8(x) for x in self._look(*(image.f8.flatten(2).mT for image in (image_a, image_b))))
         (a4, a2), (b4, b2) = self._merge(a, image_a), self._merge(b, image_b)
         a8 = a.mT.unflatten(2, (SIZE // 8, SIZE // 8))
         query = sample(a8, uv_a, 8)
@@ -183,6 +188,10 @@ class MatchNetwork(nn.Module):
             stages.append(refine(descriptor, features, uv.detach()))
             uv = stages[-1].uv
         return Located(logits, stages, self.trust(stages[-1].evidence)[..., 0])
+
+
+def over_channels(norm: nn.LayerNorm, x: Tensor) -> Tensor:
+    return norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
 def sinusoids(side: int, width: int) -> Tensor:

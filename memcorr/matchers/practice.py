@@ -55,6 +55,7 @@ OTHER_SCENES = (
     "sawyer_window_horizontal",
 )
 SCENERY = {"world", "base", "mocap", "tablelink", "RetainingWall"}  # top-level bodies that are no objects
+DOOR, NEAR = "sawyer_door_pull", "@near"  # the door as the policy's camera sees it, in `NEAR` scenes
 VIEWS = 6
 MIN_PIXELS = 120
 
@@ -95,10 +96,10 @@ def random_colour(rng: np.random.Generator) -> Array:
     return np.array(colorsys.hsv_to_rgb(rng.uniform(), rng.uniform(0, 0.9), rng.uniform(0.15, 1.0)))
 
 
-def randomise_look(model: mujoco.MjModel, stock: mujoco.MjModel, rng: np.random.Generator) -> None:
-    """Colours and textures of everything; three groups in ten keep the stock look."""
+def randomise_look(model: mujoco.MjModel, stock: mujoco.MjModel, rng: np.random.Generator, keep: float = 0.3) -> None:
+    """Colours and textures of everything; a share `keep` of the groups has the stock look."""
     model.mat_rgba[:], model.geom_rgba[:], model.mat_texid[:] = stock.mat_rgba, stock.geom_rgba, stock.mat_texid
-    if rng.uniform() < 0.3:
+    if rng.uniform() < keep:
         return
     rgb = mujoco.mjtTextureRole.mjTEXROLE_RGB
     textures = np.unique(stock.mat_texid[:, rgb])
@@ -113,13 +114,20 @@ def randomise_look(model: mujoco.MjModel, stock: mujoco.MjModel, rng: np.random.
         model.geom_rgba[g, :3] = random_colour(rng)
 
 
-def randomise_light(model: mujoco.MjModel, rng: np.random.Generator) -> None:
+def randomise_light(model: mujoco.MjModel, stock: mujoco.MjModel, rng: np.random.Generator) -> None:
+    """Another light altogether."""
     model.vis.headlight.ambient[:] = rng.uniform(0.2, 0.55)
     model.vis.headlight.diffuse[:] = rng.uniform(0.2, 0.6)
     model.light_diffuse[:] = rng.uniform(0.05, 0.5, (model.nlight, 1))
-    directions = rng.normal(0, 1, (model.nlight, 3))
-    directions[:, 2] = -np.abs(directions[:, 2]) - 0.3
+    directions = stock.light_dir + rng.normal(0, 0.6, (model.nlight, 3))
+    directions[:, 2] = -np.abs(directions[:, 2]) - 0.1
     model.light_dir[:] = directions / np.linalg.norm(directions, axis=1, keepdims=True)
+
+
+def vary_light(model: mujoco.MjModel, rng: np.random.Generator) -> None:
+    """The same light a little later."""
+    model.vis.headlight.ambient[:] *= rng.uniform(0.85, 1.15)
+    model.light_diffuse[:] *= rng.uniform(0.8, 1.2, (model.nlight, 1))
 
 
 @dataclass(frozen=True)
@@ -129,10 +137,11 @@ class Around:
     joints: Array  # (joints,) position within the range, [0, 1]
     place: Array  # (bodies, 2)
     camera: Array  # (3,) azimuth, elevation, distance
+    near: bool  # only the policy's own camera, turned about its axis
 
     @staticmethod
-    def draw(model: mujoco.MjModel, rng: np.random.Generator) -> Around:
-        return Around(rng.uniform(0, 1, model.njnt), rng.uniform(-1, 1, (model.nbody, 2)), rng.uniform(-1, 1, 3))
+    def draw(model: mujoco.MjModel, near: bool, rng: np.random.Generator) -> Around:
+        return Around(rng.uniform(0, 1, model.njnt), rng.uniform(-1, 1, (model.nbody, 2)), rng.uniform(-1, 1, 3), near)
 
 
 def randomise_view(
@@ -146,7 +155,7 @@ def randomise_view(
 ) -> None:
     """Joints, object positions, robot posture and camera of one view.
 
-    Two views of a group differ by up to 0.4 of a joint's range, 14 cm and 40 degrees of azimuth.
+    Two views of a group differ by up to a quarter of a joint's range, 14 cm and 34 degrees of azimuth.
     """
     mujoco.mj_resetData(model, data)
     data.qpos[:9] = postures[rng.integers(len(postures))]
@@ -154,7 +163,7 @@ def randomise_view(
         first = model.jnt_qposadr[j]
         if model.body(model.body_rootid[model.jnt_bodyid[j]]).name in SCENERY:
             continue
-        share = np.clip(around.joints[j] + rng.uniform(-0.2, 0.2), 0, 1)
+        share = np.clip(around.joints[j] + rng.uniform(-0.12, 0.12), 0, 1)
         if model.jnt_type[j] == mujoco.mjtJoint.mjJNT_FREE:
             data.qpos[first : first + 2] += rng.uniform(-0.07, 0.07, 2)
             yaw = share - 0.5
@@ -170,27 +179,34 @@ def randomise_view(
         model.body_pos[b, :2] = stock.body_pos[b, :2] + 0.03 * around.place[b] + rng.uniform(-0.07, 0.07, 2)
     x, y, z = CAMERA_POSITION - CAMERA_TARGET
     wobble = rng.uniform(-1, 1, 3)
-    heading = np.arctan2(y, x) + np.radians(15 * around.camera[0] + 20 * wobble[0])
-    elevation = np.arctan2(z, np.hypot(x, y)) + np.radians(6 * around.camera[1] + 3 * wobble[1])
-    distance = np.linalg.norm([x, y, z]) * (0.88 + 0.22 * around.camera[2] + 0.06 * wobble[2])
+    heading, elevation, distance = np.arctan2(y, x), np.arctan2(z, np.hypot(x, y)), np.linalg.norm([x, y, z])
+    if around.near:
+        heading += np.radians(20 * wobble[0])
+    else:
+        heading += np.radians(15 * around.camera[0] + 17 * wobble[0])
+        elevation += np.radians(6 * around.camera[1] + 3 * wobble[1])
+        distance *= 0.88 + 0.22 * around.camera[2] + 0.06 * wobble[2]
     offset = distance * np.array(
         [np.cos(elevation) * np.cos(heading), np.cos(elevation) * np.sin(heading), np.sin(elevation)]
     )
     mujoco.mj_kinematics(model, data)
-    target = (CAMERA_TARGET if around.place[body, 0] > 0 else data.xipos[body]) + rng.uniform(-0.04, 0.04, 3)
+    target = CAMERA_TARGET
+    if not around.near:
+        target = (CAMERA_TARGET if around.place[body, 0] > 0 else data.xipos[body]) + rng.uniform(-0.04, 0.04, 3)
     T = look_at(target + offset, target)
     camera = model.camera(CAMERA_NAME).id
     model.cam_pos[camera] = T[:3, 3]
     mujoco.mju_mat2Quat(model.cam_quat[camera], (T[:3, :3] * np.array([1.0, -1.0, -1.0])).flatten())
-    model.cam_fovy[camera] = CAMERA_FOVY + rng.uniform(-3, 3)
+    model.cam_fovy[camera] = CAMERA_FOVY + (0.0 if around.near else rng.uniform(-3, 3))
     mujoco.mj_camlight(model, data)
 
 
 def practise(scene: str, groups: int, path: Path, seed: int, postures: Array) -> None:
     """Renders the groups of one scene into a file. Runs in a process of its own."""
     rng = np.random.default_rng([seed, *scene.encode()])
-    stock = build_model(scene)
-    bodies = candidates(stock)
+    near = scene.endswith(NEAR)
+    stock = build_model(scene.removesuffix(NEAR))
+    bodies = [stock.body("door_link").id] if near else candidates(stock)
     renderer = Renderer(stock, CAMERA_NAME, bodies[0])
     model = renderer.model  # the copy that is drawn; physics are not needed
     data = mujoco.MjData(model)
@@ -200,12 +216,13 @@ def practise(scene: str, groups: int, path: Path, seed: int, postures: Array) ->
         tries += 1
         body = int(rng.choice(bodies))
         renderer.set_object(body)
-        randomise_look(model, stock, rng)
-        around = Around.draw(model, rng)
+        randomise_look(model, stock, rng, keep=0.6 if near else 0.3)
+        randomise_light(model, stock, rng)
+        around = Around.draw(model, near, rng)
         views: list[tuple[NDArray, ...]] = []
         for _ in range(3 * VIEWS):
             randomise_view(model, stock, data, body, around, postures, rng)
-            randomise_light(model, rng)
+            vary_light(model, rng)
             rgb, depth, mask, camera = renderer.render(data, PROTOCOL.image_size)
             if mask.sum() >= MIN_PIXELS:
                 T = np.eye(4)

@@ -21,22 +21,26 @@ from ..errors import UserError
 from ..files import output_folder, read_json, write_json, written_whole
 from ..frames import Frame
 from ..matches import transform
-from ..matching import Crop, crop_object, lift_query
+from ..matching import PADDING, Crop, crop_object, lift_query
+from ..protocol import PROTOCOL
 from .embedded import images
 from .network import RADIUS, SIZE, Located, MatchNetwork, Pyramid
-from .practice import DOOR_RELATIVES, OTHER_SCENES, VIEWS, Group, load_groups, render_practice
+from .practice import DOOR, DOOR_RELATIVES, NEAR, OTHER_SCENES, VIEWS, Group, load_groups, render_practice
 
 
 @dataclass(frozen=True)
 class MatcherConfig:
     seed: int = 0
-    steps: int = 1300
+    steps: int = 1200
     batch: int = 8  # pairs
-    points: int = 192  # asked for per pair
+    points: int = 192  # asked for per pair, on the object
+    table: int = 128  # and on the table around it
     learning_rate: float = 7e-4
     weight_decay: float = 1e-4
     door: bool = True  # False: neither the door nor anything that shares its meshes
-    door_share: float = 0.5  # of the pairs, if the door is included
+    door_share: float = 0.6  # of the pairs, if the door is included
+    near_after: int = 300  # steps, from which on door pairs are seen by the policy's own camera
+    near_share: float = 0.8  # of the pairs, from then on
     objects: tuple[str, ...] = OTHER_SCENES  # Meta-World scenes to practise on, beside the door
     groups: int = 24  # per practice scene
     door_groups: int = 120
@@ -57,19 +61,28 @@ class Pair:
     visible: NDArray[np.bool_]  # (N,) and is seen there
 
 
-def make_pair(group: Group, a: int, b: int, points: int, rng: np.random.Generator) -> Pair:
+def make_pair(group: Group, a: int, b: int, points: int, table: int, rng: np.random.Generator) -> Pair:
+    """`points` on the object, and `table` on the table top around it, which stands still.
+
+    Deployment asks only for points on the object, but these are few and often plain; the grained
+    table teaches the features early what a match is.
+    """
     frame_a, frame_b = group.frames[a], group.frames[b]
-    rows, columns = np.nonzero(frame_a.mask)
-    chosen = rng.integers(len(rows), size=points)
-    uv_a = np.stack([columns, rows], axis=-1)[chosen].astype(np.float64)
-    p_a = frame_a.camera.lift(uv_a, frame_a.depth[rows, columns][chosen])
-    p_b = transform(group.T_world_object[b] @ np.linalg.inv(group.T_world_object[a]), p_a)
+    crop_a, crop_b = (crop_object(frame, random_padding(rng)) for frame in (frame_a, frame_b))
+    uv_object = draw_pixels(frame_a.mask, points, rng)
+    p_object = frame_a.camera.lift(uv_object, frame_a.depth[uv_object[:, 1], uv_object[:, 0]])
+    p_moved = transform(group.T_world_object[b] @ np.linalg.inv(group.T_world_object[a]), p_object)
+    uv_table = draw_pixels(table_pixels(frame_a, crop_a), table, rng)
+    p_table = frame_a.camera.lift(uv_table, frame_a.depth[uv_table[:, 1], uv_table[:, 0]])
+    uv_a, p_b = np.concatenate([uv_object, uv_table]), np.concatenate([p_moved, p_table])
     uv_b, z = frame_b.camera.project(p_b)
-    crop_a, crop_b = crop_object(frame_a), crop_object(frame_b)
     located = crop_b.from_original(uv_b)
     inside = ((located >= 0) & (located <= SIZE - 1)).all(axis=-1) & (z > 0)
     seen, on_object = lift_query(frame_b, crop_b, located)
-    visible = inside & on_object & (np.linalg.norm(seen - p_b, axis=-1) < 0.01)
+    on_object &= np.linalg.norm(seen - p_b, axis=-1) < 0.01
+    columns, rows = np.clip(np.rint(uv_b), 0, PROTOCOL.image_size - 1).astype(int).T
+    on_table = ~frame_b.mask[rows, columns] & (np.abs(frame_b.depth[rows, columns] - z) < 0.01)
+    visible = inside & np.where(np.arange(len(uv_a)) < len(uv_object), on_object, on_table)
     return Pair(
         frame_b,
         crop_a,
@@ -82,11 +95,35 @@ def make_pair(group: Group, a: int, b: int, points: int, rng: np.random.Generato
     )
 
 
+def draw_pixels(mask: NDArray[np.bool_], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """`count` pixels (column, row) of the mask, with replacement; none if it is empty."""
+    rows, columns = np.nonzero(mask)
+    chosen = rng.integers(len(rows), size=count) if len(rows) else np.zeros(0, np.int64)
+    return np.stack([columns, rows], axis=-1)[chosen]
+
+
+def table_pixels(frame: Frame, crop: Crop) -> NDArray[np.bool_]:
+    """Pixels of the crop that show the table top, the plane z = 0."""
+    rows, columns = np.mgrid[: frame.mask.shape[0], : frame.mask.shape[1]]
+    height = frame.camera.lift(np.stack([columns, rows], axis=-1), frame.depth)[..., 2]
+    across = (columns >= crop.left) & (columns < crop.left + crop.width)
+    down = (rows >= crop.top) & (rows < crop.top + crop.height)
+    return across & down & ~frame.mask & (frame.depth > 0) & (np.abs(height) < 0.003)
+
+
+def random_padding(rng: np.random.Generator) -> tuple[int, int, int, int]:
+    """Half of the crops are cut loosely: where a pixel lies in its crop must not give its match away."""
+    if rng.uniform() < 0.5:
+        return (PADDING,) * 4
+    left, top, right, bottom = rng.integers(4, 45, 4)
+    return int(left), int(top), int(right), int(bottom)
+
+
 def photometric(rgb: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
     """Exposure, contrast, white balance and noise, differently for each image."""
     x = rgb.astype(np.float32) / 255
-    x = (x ** rng.uniform(0.75, 1.35) - 0.5) * rng.uniform(0.75, 1.25) + 0.5 + rng.uniform(-0.1, 0.1)
-    x = x * rng.uniform(0.92, 1.08, 3).astype(np.float32) + rng.normal(0, rng.uniform(0, 0.02), x.shape)
+    x = (x ** rng.uniform(0.85, 1.2) - 0.5) * rng.uniform(0.85, 1.15) + 0.5 + rng.uniform(-0.05, 0.05)
+    x = x * rng.uniform(0.95, 1.05, 3).astype(np.float32) + rng.normal(0, rng.uniform(0, 0.015), x.shape)
     return (np.clip(x, 0, 1) * 255).astype(np.uint8)
 
 
@@ -96,20 +133,24 @@ class Practice:
     def __init__(self, config: MatcherConfig, folder: Path, workers: int) -> None:
         scenes = dict.fromkeys(config.objects, config.groups)
         if config.door:
-            scenes |= dict.fromkeys(DOOR_RELATIVES, config.door_groups)
+            scenes |= dict.fromkeys((*DOOR_RELATIVES, DOOR + NEAR), config.door_groups)
         paths = render_practice(folder, scenes, config.seed, workers)
         self.config = config
-        self.door = [g for p in paths if p.stem in DOOR_RELATIVES[:1] for g in load_groups(p)]
-        self.others = [g for p in paths if p.stem not in DOOR_RELATIVES[:1] for g in load_groups(p)]
+        groups = {path.stem: load_groups(path) for path in paths}
+        self.near, self.door = groups.pop(DOOR + NEAR, []), groups.pop(DOOR, [])
+        self.others = [group for some in groups.values() for group in some]
 
     def batch(self, step: int) -> list[Pair]:
         rng = np.random.default_rng([self.config.seed, step])
         pairs: list[Pair] = []
         while len(pairs) < self.config.batch:
-            groups = self.door if self.door and rng.uniform() < self.config.door_share else self.others
+            late = step >= self.config.near_after
+            share = self.config.near_share if late else self.config.door_share
+            groups = (self.near if late else self.door) if self.door and rng.uniform() < share else self.others
             a, b = rng.permutation(VIEWS)[:2]
-            pair = make_pair(groups[rng.integers(len(groups))], a, b, self.config.points, rng)
-            if pair.visible.sum() >= 8:
+            points, table = self.config.points, self.config.table
+            pair = make_pair(groups[rng.integers(len(groups))], a, b, points, table, rng)
+            if pair.visible[:points].sum() >= 8 and len(pair.uv_a) == points + table:
                 pairs.append(pair)
         return pairs
 
@@ -125,18 +166,18 @@ def loss_of(located: Located, pairs: list[Pair], right_mm: float) -> tuple[Tenso
     side = SIZE // 8
     cell = ((uv_b + 0.5) / 8 - 0.5).clamp(0, side - 1)
     coarse = -(grid_targets(cell, side) * located.logits.log_softmax(-1)).sum(-1)
-    loss = (weight * coarse).sum() / total
+    loss = 2 * (weight * coarse).sum() / total
     for stage in located.stages:
         offset = (uv_b - stage.origin) / stage.stride + RADIUS  # in the window's own cells
         reachable = weight * ((offset >= 0) & (offset <= 2 * RADIUS)).all(-1)
         error = F.smooth_l1_loss(stage.uv, uv_b, reduction="none", beta=0.5).sum(-1) / stage.stride
         window = -(grid_targets(offset, 2 * RADIUS + 1) * stage.correlation.log_softmax(-1)).sum(-1)
-        loss = loss + (reachable * (2 * error + 0.5 * window)).sum() / total
+        loss = loss + (reachable * (0.5 * error + 0.5 * window)).sum() / total
 
     right, judged = judge(located.uv.detach().double().numpy(), pairs, right_mm)
     trust = F.binary_cross_entropy_with_logits(located.trust, right, reduction="none")
     loss = loss + 0.5 * (judged * trust).sum() / judged.sum().clamp(min=1)
-    miss = (located.uv.detach() - uv_b).norm(dim=-1)[visible]
+    miss = (located.uv.detach() - uv_b).norm(dim=-1)[visible & judged.bool()]
     return loss, {
         "coarse": float((weight * coarse).sum().detach() / total),
         "median_px": float(miss.median()),
