@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from memcorr import controllers
+from memcorr import controllers, evaluation
 from memcorr.checkpoints import Config, write_model
 from memcorr.conditions import stack_conditions
 from memcorr.controllers import Intervention, PolicyController, make_controller, rollout_noise
@@ -313,6 +313,12 @@ def test_meaningless_interventions_are_refused(checkpoints: dict[str, str], stor
         evaluate("expert", tmp_path, scenes=[25])
     with pytest.raises(UserError, match="holds no demonstrations"):
         evaluate(checkpoints["memcorr"], tmp_path, shown=TRUE, scenes=[0], data=tmp_path / "nowhere")
+
+
+def test_a_missing_shipped_policy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "SHIPPED", tmp_path / "nowhere")
+    with pytest.raises(UserError, match="ships no policy"):
+        evaluate("shipped", tmp_path)
 
 
 def test_visual_and_motion_policies_decide_without_a_matcher(
