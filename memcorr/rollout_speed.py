@@ -9,9 +9,11 @@ stay the same. The policy is untrained, so that every rollout takes all 25 decis
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import multiprocessing
 import os
+import shutil
 import statistics
 import tempfile
 import time
@@ -137,6 +139,7 @@ def rollouts(baseline: Literal["alone", "straightforward"] = "alone", matcher: s
     """Milliseconds per rollout of 25 decisions."""
     load_matcher(matcher)  # complains here, not in a worker, when its weights are missing
     root = Path(tempfile.mkdtemp(prefix="memcorr-bench-"))
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
     for task in TASKS:
         record(root, demonstration_scenes()[0], task)
     ours, single = Team("batched", WORKERS, LANES, root, matcher), Team(baseline, 1, 1, root, matcher)
