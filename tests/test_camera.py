@@ -58,7 +58,7 @@ def test_lifted_door_pixels_agree_with_mj_ray(world: DoorWorld, azimuth: float) 
         geom = np.zeros(1, np.int32)
         for p in points:
             ray = p - origin
-            distance = mujoco.mj_ray(world.model, world.data, origin, ray, seen, 1, -1, geom)
+            distance = mujoco.mj_ray(world.renderer.model, world.data, origin, ray, seen, 1, -1, geom)
             errors.append(abs(distance - 1) * np.linalg.norm(ray))
     assert np.percentile(errors, 99) < 0.2e-3
 

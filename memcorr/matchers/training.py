@@ -276,5 +276,8 @@ def resume(path: Path, network: MatchNetwork, optimizer: torch.optim.Optimizer) 
     prefix = "network."
     network.load_state_dict({k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)})
     for i, p in enumerate(network.parameters()):
-        optimizer.state[p] = {k: tensors[f"optimizer.{i}.{k}"].clone() for k in ("exp_avg", "exp_avg_sq", "step")}
+        moments = {k: tensors[f"optimizer.{i}.{k}"] for k in ("exp_avg", "exp_avg_sq")}
+        # In the parameter's own memory order: the fused optimiser walks through both side by side.
+        optimizer.state[p] = {k: torch.empty_like(p, requires_grad=False).copy_(v) for k, v in moments.items()}
+        optimizer.state[p]["step"] = tensors[f"optimizer.{i}.step"].clone()
     return int(tensors["optimizer.0.step"].item())
