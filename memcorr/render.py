@@ -10,6 +10,7 @@ pixel can show. The renderer draws from a copy of the model: physics never sees 
 
 from __future__ import annotations
 
+import atexit
 from copy import copy
 
 import numpy as np
@@ -72,6 +73,7 @@ class Renderer:
         self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
         self._context.readDepthMap = mujoco.mjtDepthMap.mjDEPTH_ZEROFAR
+        atexit.register(self.close)  # before the interpreter takes the GL libraries away
 
     def set_object(self, body: int) -> None:
         """The object whose visible pixels are the mask: the geoms of one rigid body."""
