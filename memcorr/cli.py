@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -105,7 +105,7 @@ def matcher_train(
 def train(
     experiment: tyro.conf.Positional[str],
     data: Path = Path("data/demos"),
-    seed: int = 42,
+    seed: Annotated[str, tyro.conf.arg(metavar="INT")] = "42",
     out: Path | None = None,
     cache: Path | None = None,
     device: str = "auto",
@@ -126,7 +126,9 @@ def train(
     """
     from .training import train
 
-    train(experiment, data, seed, out or Path("runs") / f"{experiment}-{seed}", cache, device, threads, dry_run)
+    if not seed.isdecimal():
+        raise UserError(f"--seed {seed!r}: give a whole number, such as 42")
+    train(experiment, data, int(seed), out or Path("runs") / f"{experiment}-{seed}", cache, device, threads, dry_run)
 
 
 @app.command

@@ -21,6 +21,7 @@ from memcorr import training
 from memcorr.batches import Batches
 from memcorr.cache import Cache
 from memcorr.checkpoints import Config, read_tensors
+from memcorr.cli import main
 from memcorr.dataset import Dataset
 from memcorr.demos import Store
 from memcorr.errors import UserError
@@ -281,3 +282,28 @@ def test_one_folder_serves_one_process(store: Store, tmp_path: Path, dataset: Da
     config = Config(TINY, 42, dataset.fingerprint())
     with training.claimed(tmp_path / "run", config), pytest.raises(UserError, match="another process"):
         train(TINY, store.root, 42, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "needle"),
+    [
+        (("memcorr", "--seed", "abc"), "--seed 'abc': give a whole number"),
+        (("memcorr", "--data", "nowhere"), "nowhere holds no demonstrations"),
+        (("nonsense",), "unknown experiment 'nonsense'"),
+    ],
+)
+def test_the_command_line_answers_mistakes_in_one_line(
+    arguments: tuple[str, ...],
+    needle: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["memcorr", "train", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and needle in lines[0]
+    assert not list(tmp_path.iterdir())
