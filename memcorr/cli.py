@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 import tyro
 
@@ -134,7 +134,7 @@ def train(
 @app.command
 def evaluate(
     policy: tyro.conf.Positional[str],
-    condition: tuple[Condition, ...] = ("combined",),
+    condition: tuple[str, ...] = ("combined",),
     reference: Literal["correct", "empty", "opposite"] = "correct",
     matcher: str = "embedded",
     phase_offset: int = 0,
@@ -176,7 +176,7 @@ def evaluate(
     rows = evaluate(
         policy,
         out,
-        conditions=condition,
+        conditions=cast(tuple[Condition, ...], condition),  # checked where the scenes are drawn
         shown=shown,
         tasks=tasks,
         scene_seed=scene_seed,

@@ -140,6 +140,9 @@ def test_other_bad_inputs(tmp_path: Path) -> None:
     assert_one_clear_line(run_cli("collect", "--out", str(tmp_path / "file" / "x")), "cannot write to folder", "--out")
     assert_one_clear_line(run_cli("collect", "--out", str(tmp_path / "a"), "--pairs", "0"), "from 1 to 100")
     assert_one_clear_line(run_cli("bench", "nonsense"), "choose from observe, step")
+    assert_one_clear_line(
+        run_cli("evaluate", "expert", "--condition", "sideways"), "sideways", "choose one of validation"
+    )
     assert_one_clear_line(run_cli("collect", "--out", str(tmp_path / "b"), MUJOCO_GL="nonsense"), "MUJOCO_GL")
     with pytest.raises(UserError, match="memcorr collect"):
         Store.open(tmp_path)
