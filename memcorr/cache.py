@@ -26,7 +26,7 @@ from .demos import Demonstration, Store
 from .errors import UserError
 from .files import output_folder, read_json, write_json, written_whole
 from .frames import Frame
-from .matchers import Matcher, load_matcher
+from .matchers import Matcher, is_weights, load_matcher, weights_digest
 from .matches import Matches, residuals
 from .matching import Reference, match_references, prepare_references
 from .protocol import PROTOCOL, DepthSampling
@@ -151,6 +151,9 @@ _worker: dict[str, Matcher] = {}
 def _start_worker(name: str) -> None:
     import torch
 
+    from .devices import keep_freed_memory
+
+    keep_freed_memory()
     torch.set_num_threads(1)
     _worker["matcher"] = load_matcher(name)
 
@@ -174,8 +177,10 @@ def build_cache(
     """Makes or completes a cache; the same arguments give the same bytes. Returns its error table."""
     if pairs > len(store):
         raise UserError(f"{store.root} has {len(store)} pairs, the cache needs {pairs}; collect more or give --pairs")
+    name = "embedded" if is_weights(matcher) else matcher
     settings = {
-        "matcher": matcher,
+        "matcher": name,
+        "weights": weights_digest(matcher),
         "demonstrations": fingerprint(store, pairs),
         "pairs": pairs,
         "rows": rows,
@@ -185,7 +190,7 @@ def build_cache(
     }
     manifest = output_folder(out) / "cache.json"
     if manifest.exists() and read_json(manifest) != settings:
-        raise UserError(f"{out} holds a cache made with other settings or demonstrations; choose another --out")
+        raise UserError(f"{out} holds a cache of other settings, weights or demonstrations; choose another --out")
     write_json(manifest, settings)
     if not (out / "cache.safetensors").exists():
         demonstration, anchor = choose_rows(2 * pairs, rows, seed)
@@ -206,7 +211,7 @@ def build_cache(
         for s in shards:
             s.unlink()
     cache = read_cache(out, store)
-    table = error_table(matcher, cache.residual, cache.matches.valid)
+    table = error_table(name, cache.residual, cache.matches.valid)
     write_json(out / "errors.json", table)
     return table
 

@@ -54,7 +54,7 @@ def match(
     Args:
         data: Demonstrations to match.
         out: Folder of the cache. The same command continues an interrupted run.
-        matcher: embedded, romav2 or flow.
+        matcher: embedded, romav2, flow, or a file of weights for the embedded one.
         pairs: Training pairs of the store; the paper's are 0-79.
         rows: Rows of the cache, every frame 0 among them.
         depth_sampling: "object" lifts from the object's own pixels, "bilinear" is the paper's.
@@ -79,7 +79,7 @@ def matcher_train(
     out: Path = Path("runs/matcher"),
     door: bool = True,
     seed: int = 0,
-    steps: int = 1200,
+    steps: int = 3000,
     threads: int = 1,
     workers: int = min(2, os.cpu_count() or 1),
 ) -> None:
@@ -260,7 +260,6 @@ def doctor() -> None:
 def matcher_evaluate(
     settings: tyro.conf.Positional[tuple[str, ...]] = (),
     matcher: str = "embedded",
-    weights: Path | None = None,
     scene_seed: int = 0,
     out: Path = Path("data/matcher-errors"),
 ) -> None:
@@ -268,23 +267,21 @@ def matcher_evaluate(
 
     Args:
         settings: validation, boundary, extreme, camera, combined, camera-25, recoloured, relit; all if none given.
-        matcher: embedded, romav2 or flow.
-        weights: Other weights for the embedded matcher.
+        matcher: embedded, romav2, flow, or a file of weights for the embedded one.
         scene_seed: Draws the scenes; the fixed sets are seed 0.
         out: Folder for one JSON file per setting.
     """
     import torch
 
     from .files import output_folder, write_json
-    from .matchers import load_matcher
-    from .matchers.embedded import EmbeddedMatcher
+    from .matchers import load_matcher, weights_digest
     from .matchers.evaluation import PAPER_MEAN_MM, SETTINGS, evaluate
 
     torch.set_num_threads(1)
     output_folder(out)
-    chosen = EmbeddedMatcher(weights) if weights else load_matcher(matcher)
+    chosen = load_matcher(matcher)
     for setting in settings or SETTINGS:
-        table = evaluate(chosen, setting, seed=scene_seed)
+        table = evaluate(chosen, setting, seed=scene_seed) | {"weights": weights_digest(matcher)}
         write_json(out / f"{setting}.json", table)
         paper = PAPER_MEAN_MM.get(setting)
         print(

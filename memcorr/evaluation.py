@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 from .checkpoints import CONFIG, MODEL, Config, model_update
 from .controllers import GROUND_TRUTH, NO_MATCHER, SCRIPTED, Intervention, make_controller
+from .devices import keep_freed_memory
 from .episodes import EPISODES, Episode, read_episodes, write_episodes
 from .errors import UserError
 from .experiments import Experiment
@@ -141,6 +142,7 @@ class Work:
     lanes: int
 
     def run(self, jobs: Iterator[Job]) -> Iterator[tuple[Job, Outcome]]:
+        keep_freed_memory()
         torch.set_num_threads(1)  # more would round differently, and processes share the cores better
         return roll_out(shared_world(), make_controller(self.policy, self.data, self.shown), jobs, self.lanes)
 

@@ -15,6 +15,7 @@ import torch
 from .batches import Batch
 from .bench import Case
 from .conditions import Condition
+from .devices import keep_freed_memory
 from .diffusion import DIFFUSION_STEPS
 from .experiments import MAIN
 from .networks import IMAGE_CHANNELS, IMAGE_SIZE, ActionTransformer
@@ -22,7 +23,7 @@ from .protocol import PROTOCOL, TASKS
 from .relations import TOKEN_FIELDS, TOKENS
 from .sampler import TransformerSampler
 from .straightforward import StraightforwardTraining, from_ours, straightforward_sample
-from .training import keep_freed_memory, loss_of
+from .training import loss_of
 from .weights import Weights
 
 TOLERANCE = 1e-4  # by which the two results may differ

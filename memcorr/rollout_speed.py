@@ -1,6 +1,6 @@
 """Cases of `memcorr bench` for closed-loop rollouts, batched over lanes and processes.
 
-Ours: one process per core (at most two), eight lanes each. Both baselines run one rollout at a time in
+Ours: one process per core (at most two), sixteen lanes each. Both baselines run one rollout at a time in
 one process. `rollouts` compares with the very same parts in batches of one: what batching and the second
 process bring, and nothing else. `rollouts-straightforward` compares with the plain way to write it: the
 reference is encoded at every replan and a chunk takes 40 full network evaluations; physics and rendering
@@ -32,6 +32,7 @@ from .collect import record
 from .conditions import Condition
 from .controllers import Correspondence, Intervention, PolicyController
 from .demos import Demonstration, demonstration_path, read_demonstration
+from .devices import keep_freed_memory
 from .experiments import MAIN
 from .matchers import load_matcher
 from .matches import Matches
@@ -104,6 +105,7 @@ def jobs(count: int) -> Iterator[Job]:
 
 def _serve(requests: Connection, contender: Contender, root: Path, matcher: str) -> None:
     """Runs as many rollouts as asked for; answers where the time went."""
+    keep_freed_memory()
     torch.set_num_threads(1)
     controller = make(contender, root, matcher)
     with contextlib.suppress(EOFError):  # whoever asked is gone

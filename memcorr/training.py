@@ -6,7 +6,6 @@ killed at any moment continues from its last saved state and ends with the same 
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import json
 import math
@@ -28,7 +27,7 @@ from .cache import read_cache
 from .checkpoints import CONFIG, MODEL, STAGE_ONE, STATE, Config, model_update, read_tensors, write_model, write_tensors
 from .dataset import Dataset, load_dataset
 from .demos import Store
-from .devices import choose_device
+from .devices import choose_device, keep_freed_memory
 from .errors import UserError
 from .experiments import Experiment, find_experiment
 from .files import TEMPORARY, output_folder
@@ -227,18 +226,6 @@ def outcome(run: Run, data: Path) -> str:
             f"(`memcorr match --data {data} --out CACHE`) and give the same command with --cache CACHE"
         )
     return f"finished after {run.update} updates: {run.folder / MODEL}; next: memcorr evaluate {run.folder}"
-
-
-def keep_freed_memory() -> None:
-    """Stops glibc from handing large freed blocks back to the system, only to fault them in again
-    at the next update (some 9,000 page faults each). Other C libraries are left alone."""
-    mmap_threshold, trim_threshold = -3, -1  # <malloc.h>
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError):
-        return
-    mallopt(mmap_threshold, 2**30)
-    mallopt(trim_threshold, 2**31 - 1)
 
 
 @contextmanager

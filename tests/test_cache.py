@@ -76,7 +76,7 @@ def test_cache_of_other_demonstrations_is_refused(store: Store, cache_folder: Pa
         shutil.copy(store.root / f"pair-000-{task}.h5", other / f"pair-001-{task}.h5")
     with pytest.raises(UserError, match="other demonstrations"):
         read_cache(cache_folder, Store.open(other))
-    with pytest.raises(UserError, match="other settings or demonstrations"):
+    with pytest.raises(UserError, match="other settings, weights or demonstrations"):
         build_cache(store, cache_folder, "flow", pairs=2, rows=61)
     with pytest.raises(UserError, match="memcorr match"):
         read_cache(tmp_path, store)

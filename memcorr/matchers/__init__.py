@@ -9,8 +9,10 @@ Crops are 128x128 RGB. Pixels are array coordinates: (column, row), integers nam
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -49,11 +51,32 @@ MATCHERS: dict[str, str] = {
 
 
 def load_matcher(name: str) -> Matcher:
+    """By name, or the embedded one with other weights by their path."""
+    if is_weights(name):
+        from .embedded import EmbeddedMatcher
+
+        return EmbeddedMatcher(Path(name))
     if name not in MATCHERS:
         raise UserError(f"unknown matcher {name!r}: choose one of {', '.join(MATCHERS)}")
     module, _, attribute = MATCHERS[name].partition(":")
     factory: Callable[[], Matcher] = getattr(import_module(module), attribute)
     return factory()
+
+
+def is_weights(name: str) -> bool:
+    return name.endswith(".safetensors")
+
+
+def weights_digest(name: str) -> str:
+    """Tells the embedded matcher's weights apart, which change under one name; '' for the others."""
+    if name != "embedded" and not is_weights(name):
+        return ""
+    from .embedded import WEIGHTS
+
+    try:
+        return hashlib.sha256((Path(name) if is_weights(name) else WEIGHTS).read_bytes()).hexdigest()[:12]
+    except FileNotFoundError:
+        raise UserError(f"{name}: there are no such weights") from None
 
 
 def sample_bilinear(field: NDArray, uv: NDArray[np.floating]) -> Array:

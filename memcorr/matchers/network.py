@@ -2,8 +2,9 @@
 
 A small convolutional pyramid (strides 2, 4, 8) encodes each image once. At stride 8 attention lets
 the two images look at each other, and every asked-for pixel is located by a softmax over all of B.
-Two refiners then correct the location from local correlations at stride 4 and stride 2, and the
-last one says how likely the answer is right. Only the asked-for pixels are ever refined.
+Two refiners then correct the location from local correlations at stride 4 and stride 2. At last the
+answer is asked back, from B to A, and a small head that has seen every step says how likely it is
+right. Only the asked-for pixels are ever refined.
 
 Coordinates are pixels of the 128x128 crop; a feature map of stride s has its cell (i, j) centred on
 pixel s * (i + 0.5) - 0.5.
@@ -22,6 +23,7 @@ WIDTHS = {2: 32, 4: 64, 8: 128}
 LAYERS = 3
 HEADS = 4
 RADIUS = 3  # of a refiner's correlation window, in feature cells
+EVIDENCE = 128  # width of a refiner's hidden layer
 
 
 def conv(c_in: int, c_out: int, kernel: int = 3, stride: int = 1) -> nn.Sequential:
@@ -77,7 +79,12 @@ class Stage:
     origin: Tensor  # (B, N, 2) where the window was centred
     correlation: Tensor  # (B, N, 49) logits over the window, row-major
     stride: int
-    evidence: Tensor  # (B, N, 128) what the correction was computed from
+    evidence: Tensor  # (B, N, EVIDENCE) what the correction was computed from
+
+    @property
+    def move(self) -> Tensor:
+        """(B, N, 2) the correction, in feature cells."""
+        return (self.uv - self.origin) / self.stride
 
 
 class Refiner(nn.Module):
@@ -90,9 +97,9 @@ class Refiner(nn.Module):
         self.window: Tensor
         self.register_buffer("window", torch.cartesian_prod(offsets, offsets).flip(-1), persistent=False)  # (49, 2)
         self.mlp = nn.Sequential(
-            nn.Linear(len(self.window) + 2 * width + 2, 128), nn.GELU(), nn.Linear(128, 128), nn.GELU()
+            nn.Linear(len(self.window) + 2 * width + 2, EVIDENCE), nn.GELU(), nn.Linear(EVIDENCE, EVIDENCE), nn.GELU()
         )
-        self.shift = nn.Linear(128, 2)
+        self.shift = nn.Linear(EVIDENCE, 2)
         nn.init.zeros_(self.shift.weight)
         nn.init.zeros_(self.shift.bias)
 
@@ -110,7 +117,7 @@ class Refiner(nn.Module):
 
 @dataclass(frozen=True)
 class Pyramid:
-    """What is kept of an image: its feature maps, finest first."""
+    """What is kept of an image: its feature maps, finest first. The coarsest has looked at itself once."""
 
     f2: Tensor
     f4: Tensor
@@ -147,18 +154,23 @@ class MatchNetwork(nn.Module):
         self.merge2 = nn.Sequential(conv(w2, w2), nn.Conv2d(w2, w2, 1))
         self.norm4, self.norm2 = nn.LayerNorm(w4), nn.LayerNorm(w2)
         self.refine4, self.refine2 = Refiner(4), Refiner(2)
-        self.trust = nn.Linear(128, 1)
+        steps = 6  # four forwards, two back; each gives its evidence, its move and the move's size
+        self.trust = nn.Sequential(nn.Linear(steps * (EVIDENCE + 4) + 4, 64), nn.GELU(), nn.Linear(64, 1))
         self.log_temperature = nn.Parameter(torch.tensor(0.0))
 
     def encode(self, images: Tensor) -> Pyramid:
         """RGB in [0, 1], (B, 3, 128, 128)."""
         f2 = self.to2((images - 0.45) / 0.25)
         f4 = self.to4(f2)
-        return Pyramid(f2, f4, self.to8(f4))
+        f8 = self.to8(f4)
+        tokens = f8.flatten(2).mT
+        return Pyramid(f2, f4, self.self_attention[0](tokens, tokens, self.position).mT.unflatten(2, f8.shape[2:]))
 
     def _look(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        for own, other in zip(self.self_attention, self.cross_attention, strict=True):
-            a, b = own(a, a, self.position), own(b, b, self.position)
+        """At each other, and in between at themselves."""
+        for layer, (own, other) in enumerate(zip(self.self_attention, self.cross_attention, strict=True)):
+            if layer > 0:
+                a, b = own(a, a, self.position), own(b, b, self.position)
             a, b = other(a, b), other(b, a)
         return a, b
 
@@ -176,7 +188,7 @@ class MatchNetwork(nn.Module):
         a8 = a.mT.unflatten(2, (SIZE // 8, SIZE // 8))
         query = sample(a8, uv_a, 8)
         logits = query @ b.mT * (self.log_temperature.exp() * b.shape[-1] ** -0.5)
-        uv = around_the_peak(logits)
+        uv = around_the_peak(logits).detach()
         stages: list[Stage] = []
         d4, d2 = sample(a4, uv_a, 4), sample(a2, uv_a, 2)
         for refine, descriptor, features in (
@@ -185,9 +197,13 @@ class MatchNetwork(nn.Module):
             (self.refine2, d2, b2),
             (self.refine2, d2, b2),
         ):
-            stages.append(refine(descriptor, features, uv.detach()))
-            uv = stages[-1].uv
-        return Located(logits, stages, self.trust(stages[-1].evidence)[..., 0])
+            stages.append(refine(descriptor, features, uv))
+            uv = stages[-1].uv.detach()
+        back = [self.refine4(sample(b4, uv, 4), a4, uv_a), self.refine2(sample(b2, uv, 2), a2, uv_a)]
+        steps = [x for stage in (*stages, *back) for x in (stage.evidence, stage.move, stage.move.abs())]
+        probability = logits.softmax(-1)
+        peaks = torch.cat([probability.topk(3).values, probability.square().sum(-1, keepdim=True)], dim=-1)
+        return Located(logits, stages, self.trust(torch.cat([*steps, peaks], dim=-1))[..., 0])
 
 
 def over_channels(norm: nn.LayerNorm, x: Tensor) -> Tensor:
