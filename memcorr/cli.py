@@ -21,6 +21,28 @@ matcher_app = tyro.extras.SubcommandApp()
 
 
 @app.command
+def demo(
+    out: Path = Path("demo"),
+    policy: str = "shipped",
+    scenes: int = 25,
+    scene_seed: int = 0,
+    workers: int = min(2, os.cpu_count() or 1),
+) -> None:
+    """Watch the shipped policy open and close the door outside its training: counts, videos and a page.
+
+    Args:
+        out: Folder for everything that is made.
+        policy: shipped, or the folder of a run.
+        scenes: Scenes of the combined shift, each with both tasks and both references.
+        scene_seed: Draws fresh scenes; the fixed set is seed 0.
+        workers: Processes.
+    """
+    from .demo import demo
+
+    demo(out, policy, scenes, scene_seed, workers)
+
+
+@app.command
 def collect(
     out: Path = Path("data/demos"), pairs: int = 100, seed: int = 0, workers: int = min(2, os.cpu_count() or 1)
 ) -> None:
@@ -186,9 +208,10 @@ def evaluate(
     )
     print(summary(rows))
     if video:
+        from .story import watch
         from .video import write_video
 
-        print(f"wrote {write_video(policy, shown, rows[0], data, out)}")
+        print(f"wrote {write_video(watch(policy, shown, rows[0], data), out)}")
     print(f"{len(rows)} rollouts in {out / 'episodes.jsonl'}; next: memcorr report {out}")
 
 

@@ -116,13 +116,14 @@ class PolicyController:
             fallback = matches.valid.sum(axis=-1) < MIN_VALID
             if shown.permuted:
                 matches = permute_pairs(matches)
+        rows = [None if matches is None else row(matches, i) for i in range(len(decisions))]
         with self.watch("sample"):
             conditions = []
-            for i, (decision, task, j) in enumerate(zip(decisions, tasks, js, strict=True)):
+            for decision, task, j, matched in zip(decisions, tasks, js, rows, strict=True):
                 assert decision.frame is not None
                 condition = self.policy.condition(
                     decision.frame,
-                    matches=None if matches is None else row(matches, i),
+                    matches=matched,
                     gripper_ref=None if empty or self.policy.experiment.visual else self.demonstrations[task].gripper,
                     j=j,
                     task=task,
@@ -132,7 +133,7 @@ class PolicyController:
             missing = self.lanes - len(decisions)
             batch = stack_conditions(conditions + conditions[-1:] * missing)
             chunks = self.policy.plan(batch, np.stack(noise + noise[-1:] * missing))
-        return [Plan(chunks[i], errors[i], bool(fallback[i])) for i in range(len(decisions))]
+        return [Plan(chunks[i], errors[i], bool(fallback[i]), rows[i]) for i in range(len(decisions))]
 
 
 def row(matches: Matches, i: int) -> Matches:

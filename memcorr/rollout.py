@@ -19,6 +19,7 @@ import numpy as np
 from .camera import Array
 from .expert import act
 from .frames import Frame
+from .matches import Matches
 from .protocol import PROTOCOL, TASKS, Task
 from .scenes import Scene
 from .sim import DoorWorld
@@ -53,6 +54,7 @@ class Plan:
     actions: Array | None  # (16, 4); None lets the scripted expert act step by step
     match_error_mm: float | None = None  # mean over the valid points; None without any
     fallback: bool = False  # fewer than four valid points: the condition was emptied
+    matches: Matches | None = None  # what the policy was shown
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,13 @@ import pytest
 import torch
 
 from memcorr.cache import Cache
+from memcorr.checkpoints import Config, write_model
 from memcorr.collect import collect
 from memcorr.dataset import Dataset, load_dataset
 from memcorr.demos import Store
+from memcorr.experiments import EXPERIMENTS
 from memcorr.matches import Matches, residuals, transform
+from memcorr.normalisation import measure
 from memcorr.sim import DoorWorld
 
 torch.set_num_threads(1)  # small networks: a second thread on a busy machine only waits
@@ -51,3 +54,16 @@ def cache(dataset: Dataset) -> Cache:
     p_live = p_true + rng.normal(scale=0.01, size=p_true.shape)
     matches = Matches(p_ref, p_live, rng.random((rows, 16)), rng.random((rows, 16)) < 0.9)
     return Cache(d, anchor, j, matches, residuals(matches, T_ref, T_live), p_true)
+
+
+@pytest.fixture(scope="session")
+def checkpoints(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Untrained policies with the statistics of real demonstrations."""
+    root = tmp_path_factory.mktemp("checkpoints")
+    normalisation = measure(dataset.windows, dataset.images)
+    for name in ("memcorr", "motion", "visual-transformer", "visual-unet"):
+        torch.manual_seed(0)
+        experiment = EXPERIMENTS[name]
+        update = experiment.total_updates
+        write_model(root / name, Config(experiment, 42, "none"), experiment.build(), normalisation, update)
+    return {path.name: str(path) for path in root.iterdir()}

@@ -45,19 +45,6 @@ def rows_of(folder: Path) -> list[Episode]:
 
 
 @pytest.fixture(scope="module")
-def checkpoints(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Untrained policies with the statistics of real demonstrations."""
-    root = tmp_path_factory.mktemp("checkpoints")
-    normalisation = measure(dataset.windows, dataset.images)
-    for name in ("memcorr", "motion", "visual-transformer", "visual-unet"):
-        torch.manual_seed(0)
-        experiment = EXPERIMENTS[name]
-        update = experiment.total_updates
-        write_model(root / name, Config(experiment, 42, "none"), experiment.build(), normalisation, update)
-    return {path.name: str(path) for path in root.iterdir()}
-
-
-@pytest.fixture(scope="module")
 def one_worker(checkpoints: dict[str, str], store: Store, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("one-worker")
     evaluate(checkpoints["memcorr"], out, shown=TRUE, scenes=range(2), data=store.root)

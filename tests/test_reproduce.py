@@ -10,6 +10,7 @@ from memcorr.controllers import Intervention
 from memcorr.episodes import EPISODES, read_episodes
 from memcorr.evaluation import Subject, settle
 from memcorr.reproduce import TIERS, reproduce
+from memcorr.story import watch
 from memcorr.video import write_video
 
 
@@ -30,7 +31,7 @@ def test_smoke_runs_every_verb_and_resumes(tmp_path: Path, capsys: pytest.Captur
         for row in read_episodes(tmp_path / "smoke/episodes/expert" / EPISODES)
         if row.scene == 0 and (row.condition, row.task) == ("combined", "close")
     ]
-    video = write_video("expert", Intervention(), row, tmp_path / "smoke/demos", tmp_path)
+    video = write_video(watch("expert", Intervention(), row, tmp_path / "smoke/demos"), tmp_path)
     assert video.read_bytes()[4:8] == b"ftyp" and video.stat().st_size > 20_000
 
 
