@@ -1,6 +1,6 @@
 """`memcorr report`: every table and figure of the paper from `episodes.jsonl` files and nothing else.
 
-Writes report.md, figures as PNG and SVG, and report.html, one self-contained page. The same rollouts
+Writes REPORT.md, figures as PNG and SVG, and report.html, one self-contained page. The same rollouts
 give the same bytes.
 """
 
@@ -70,7 +70,7 @@ def write_report(places: Sequence[Path], out: Path, matcher: str | None = None, 
     output_folder(out)
     figures = draw_all(results, out)
     tables = all_tables(results)  # last: "further measurements" is what nothing above has asked for
-    for name, text in (("report.md", markdown(results, tables)), ("report.html", page(results, tables, figures))):
+    for name, text in (("REPORT.md", markdown(results, tables)), ("report.html", page(results, tables, figures))):
         with written_whole(out / name) as temporary:
             temporary.write_text(text)
     return out / "report.html"

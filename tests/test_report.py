@@ -150,7 +150,7 @@ def test_the_report_is_the_same_bytes_and_self_contained(tmp_path: Path) -> None
     files = sorted(path.name for path in (tmp_path / "out-a").iterdir())
     assert files == sorted(
         [f"{n}.{s}" for n in ("main", "objective", "phase", "positions") for s in ("png", "svg")]
-        + ["report.html", "report.md"]
+        + ["report.html", "REPORT.md"]
     )
     for file in files:
         assert (tmp_path / "out-a" / file).read_bytes() == (tmp_path / "out-b" / file).read_bytes(), file
