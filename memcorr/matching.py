@@ -125,7 +125,10 @@ def match_references(
         np.stack([r.pixels for r in references]),
         np.stack([crop.rgb for crop in crops]),
     )
-    lifted = [lift_query(frame, crop, uv, sampling) for frame, crop, uv in zip(frames, crops, uv_crop, strict=True)]
+    located = list(zip(frames, crops, uv_crop, strict=True))
+    lifted = [lift_query(frame, crop, uv, sampling) for frame, crop, uv in located]
+    around = np.stack([relief(frame, crop.to_original(uv)) for frame, crop, uv in located])
+    confidence = matcher.lifted_confidence(confidence, around)
     p_ref = np.stack([r.p_ref for r in references])
     p_live = np.stack([points for points, _ in lifted])
     valid = np.stack([ok for _, ok in lifted]) & np.stack([r.valid for r in references]) & np.isfinite(confidence)
@@ -144,6 +147,25 @@ def sample_depth(frame: Frame, uv: Array, sampling: DepthSampling) -> Array:
         if sampling == "bilinear":
             return sample_bilinear(depth, uv)
         return sample_bilinear(np.where(frame.mask, depth, 0.0), uv) / sample_bilinear(frame.mask.astype(float), uv)
+
+
+def relief(frame: Frame, uv: Array) -> Array:
+    """Range of the object's depth over the 2x2 and the 3x3 pixels around locations (N, 2) -> (N, 2), metres.
+
+    Where it is large, a small miss in the image is a large one in space.
+    """
+    H, W = frame.mask.shape
+    uv = np.nan_to_num(uv)
+    ranges = []
+    for first, steps in ((np.floor(uv), range(2)), (np.rint(uv), range(-1, 2))):
+        offsets = np.array([(x, y) for y in steps for x in steps])
+        near = np.clip(first[:, None] + offsets, 0, [W - 1, H - 1]).astype(np.int64)
+        columns, rows = near[..., 0], near[..., 1]
+        depth, on = frame.depth[rows, columns].astype(np.float64), frame.mask[rows, columns]
+        on &= np.isfinite(depth)
+        span = np.where(on, depth, -np.inf).max(axis=1) - np.where(on, depth, np.inf).min(axis=1)
+        ranges.append(np.where(on.any(axis=1), span, 0.0))
+    return np.stack(ranges, axis=-1)
 
 
 def lift_query(

@@ -18,10 +18,10 @@ from memcorr.matchers.embedded import WEIGHTS, EmbeddedMatcher, load_network
 from memcorr.matchers.network import MatchNetwork, around_the_peak, sample
 from memcorr.matchers.pictures import auc
 from memcorr.matchers.practice import Group, load_groups
-from memcorr.matchers.training import MatcherConfig, grid_targets, make_pair, train
+from memcorr.matchers.training import MatcherConfig, grid_targets, logistic_regression, make_pair, train
 from memcorr.matching import crop_object
 
-TINY = MatcherConfig(steps=4, batch=2, points=32, door=False, objects=("sawyer_drawer",), groups=2)
+TINY = MatcherConfig(steps=4, batch=2, points=32, door=False, objects=("sawyer_drawer",), groups=2, calibration=2)
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +116,23 @@ def test_shipped_weights_are_small_and_folding_changes_nothing() -> None:
             answers.append(network.locate(pyramid, pyramid, uv))
     torch.testing.assert_close(answers[0].uv, answers[1].uv, atol=1e-3, rtol=0)
     torch.testing.assert_close(answers[0].trust, answers[1].trust, atol=1e-3, rtol=0)
+
+
+def test_confidence_in_a_point_is_that_in_its_location_unless_depth_varies() -> None:
+    matcher = EmbeddedMatcher()
+    sure, flat, steep = np.array([0.2, 0.9]), np.zeros((2, 2)), np.full((2, 2), 0.2)
+    assert (matcher.lifted_confidence(sure, steep) < 0.8 * matcher.lifted_confidence(sure, flat)).all()
+    matcher.network.calibration = MatchNetwork().calibration  # none
+    np.testing.assert_allclose(matcher.lifted_confidence(sure, steep), sure, atol=1e-6)
+
+
+def test_logistic_regression_recovers_the_odds() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(20_000, 3, generator=generator, dtype=torch.float64)
+    w = torch.tensor([0.5, 1.2, -2.0], dtype=torch.float64)
+    y = (torch.rand(20_000, generator=generator, dtype=torch.float64) < (x @ w).sigmoid()).double()
+    torch.testing.assert_close(logistic_regression(x, y), w, atol=0.1, rtol=0)
+    assert logistic_regression(x, torch.ones_like(y)).isfinite().all()
 
 
 def test_unusable_weights_are_named(tmp_path: Path) -> None:

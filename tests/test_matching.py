@@ -13,7 +13,7 @@ from memcorr.camera import Array
 from memcorr.demos import Store
 from memcorr.errors import UserError
 from memcorr.frames import Frame
-from memcorr.matchers import load_matcher, sample_bilinear
+from memcorr.matchers import Matcher, load_matcher, sample_bilinear
 from memcorr.matches import HANDLE_POINTS, Matches, ground_truth_matches, residuals, transform
 from memcorr.matching import (
     Crop,
@@ -22,13 +22,14 @@ from memcorr.matching import (
     lift_query,
     match_references,
     prepare_references,
+    relief,
     sample_depth,
 )
 from memcorr.scenes import Scene
 from memcorr.sim import DoorWorld
 
 
-class Fixed:
+class Fixed(Matcher):
     """A matcher that answers what it is told, in original query pixels."""
 
     name = "fixed"
@@ -211,6 +212,20 @@ def test_embedded_matches_identical_images_within_two_pixels(frame: Frame) -> No
 @pytest.mark.xfail(strict=True, reason="the shipped weights were trained for 1,200 steps only: 1.2 px at worst")
 def test_embedded_of_identical_images_is_the_identity(frame: Frame) -> None:
     assert identity_error("embedded", frame).max() < 0.25
+
+
+def test_relief_is_the_depth_range_of_the_object_alone(frame: Frame) -> None:
+    depth = np.full((128, 128), 1.0, np.float32)
+    depth[:, 64:] = 1.2
+    mask = np.ones((128, 128), bool)
+    mask[:, 80:] = False
+    depth[:, 80:] = 9.0
+    depth[5, 5] = np.nan
+    step = replace(frame, depth=depth, mask=mask)
+    uv = np.array([[40.0, 40.0], [63.4, 40.0], [62.6, 40.0], [62.4, 40.0], [79.0, 40.0], [5.0, 5.0], [100.0, 9.0]])
+    expected = [[0.0, 0.0], [0.2, 0.2], [0.0, 0.2], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]
+    np.testing.assert_allclose(relief(step, uv), expected, atol=1e-6)
+    assert np.isfinite(relief(step, np.array([[np.nan, np.inf], [-7.0, 900.0]]))).all()
 
 
 def test_unknown_matcher() -> None:

@@ -41,6 +41,11 @@ class Matcher(Protocol):
         """
         ...
 
+    def lifted_confidence(self, confidence: Array, relief: Array) -> Array:
+        """Confidence in the lifted points: that in the locations (..., N), unless the matcher has learned
+        what the relief of the object's depth around them (..., N, 2), `matching.relief`, does to it."""
+        return confidence
+
 
 # Imported when asked for: no matcher costs anything until it is used.
 MATCHERS: dict[str, str] = {

@@ -16,7 +16,8 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from ..camera import Array
 from ..errors import UserError
-from .network import MatchNetwork, Pyramid
+from . import Matcher
+from .network import MatchNetwork, Pyramid, trust_evidence
 
 WEIGHTS = Path(__file__).parent / "weights" / "embedded.safetensors"
 
@@ -51,7 +52,7 @@ def fold_batch_norms(network: MatchNetwork) -> None:
             block[0], block[1] = fuse_conv_bn_eval(block[0], block[1]), nn.Identity()
 
 
-class EmbeddedMatcher:
+class EmbeddedMatcher(Matcher):
     name = "embedded"
 
     def __init__(self, weights: Path = WEIGHTS, device: str = "cpu") -> None:
@@ -67,9 +68,16 @@ class EmbeddedMatcher:
     def match(
         self, references: list[Pyramid], pixels: NDArray[np.floating], queries: NDArray[np.uint8]
     ) -> tuple[Array, Array]:
-        """Confidence estimates the probability that the lifted point is within 10 mm."""
+        """Confidence is the network's trust in the location alone; see `lifted_confidence`."""
         reference = Pyramid(*(torch.stack([getattr(r, k) for r in references]) for k in ("f2", "f4", "f8")))
         query = self.network.encode(images(queries).to(self.device))
         uv = torch.from_numpy(np.asarray(pixels, np.float32)).to(self.device)
         located = self.network.locate(reference, query, uv)
         return located.uv.double().cpu().numpy(), located.trust.sigmoid().double().cpu().numpy()
+
+    @torch.inference_mode()
+    def lifted_confidence(self, confidence: Array, relief: Array) -> Array:
+        """Estimates the probability that the lifted point is within 10 mm of the truth."""
+        trust = torch.from_numpy(confidence).logit(1e-6)
+        evidence = trust_evidence(trust, torch.from_numpy(relief))
+        return (evidence @ self.network.calibration.double().cpu()).sigmoid().numpy()

@@ -7,12 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..camera import Array
-from . import sample_bilinear
+from . import Matcher, sample_bilinear
 
 UPSAMPLE = 2
 
 
-class FlowMatcher:
+class FlowMatcher(Matcher):
     name = "flow"
 
     def __init__(self) -> None:

@@ -157,6 +157,8 @@ class MatchNetwork(nn.Module):
         steps = 6  # four forwards, two back; each gives its evidence, its move and the move's size
         self.trust = nn.Sequential(nn.Linear(steps * (EVIDENCE + 4) + 4, 64), nn.GELU(), nn.Linear(64, 1))
         self.log_temperature = nn.Parameter(torch.tensor(0.0))
+        self.calibration: Tensor
+        self.register_buffer("calibration", torch.tensor([0.0, 1.0, 0.0, 0.0]))  # of `lifted_trust`; this is none
 
     def encode(self, images: Tensor) -> Pyramid:
         """RGB in [0, 1], (B, 3, 128, 128)."""
@@ -204,6 +206,13 @@ class MatchNetwork(nn.Module):
         probability = logits.softmax(-1)
         peaks = torch.cat([probability.topk(3).values, probability.square().sum(-1, keepdim=True)], dim=-1)
         return Located(logits, stages, self.trust(torch.cat([*steps, peaks], dim=-1))[..., 0])
+
+
+def trust_evidence(trust: Tensor, relief: Tensor) -> Tensor:
+    """What confidence in a lifted point is computed from (..., 4): a constant, the logit of trust in its
+    location and the relief of the object's depth around it, which matters from some 40 and 80 mm on."""
+    depth = torch.log1p((relief / torch.tensor([0.04, 0.08]).to(relief)) ** 2)
+    return torch.cat([torch.ones_like(trust)[..., None], trust[..., None], depth], dim=-1)
 
 
 def over_channels(norm: nn.LayerNorm, x: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ from torch.nn import functional as F
 from ..camera import Array
 from ..errors import UserError
 from ..protocol import PROTOCOL
-from . import sample_bilinear
+from . import Matcher, sample_bilinear
 
 FILE = "romav2.0.1.pt"
 URL = f"https://github.com/Parskatt/RoMaV2/releases/download/v2.0.1/{FILE}"
@@ -57,7 +57,7 @@ class Encoding:
     fine: dict[int, Tensor]  # stride -> (1, 320 / stride, 320 / stride, channels)
 
 
-class RomaV2Matcher:
+class RomaV2Matcher(Matcher):
     """Weights: the argument, else $MEMCORR_ROMAV2_WEIGHTS, else the torch hub cache, else downloaded there.
 
     Runs on the device romav2 chooses: CUDA if there is one. A `model` that is given is taken over.

@@ -22,10 +22,10 @@ from ..errors import UserError
 from ..files import output_folder, read_json, write_json, written_whole
 from ..frames import Frame
 from ..matches import transform
-from ..matching import PADDING, Crop, crop_object, lift_query
+from ..matching import PADDING, Crop, crop_object, lift_query, relief
 from ..protocol import PROTOCOL
 from .embedded import images
-from .network import RADIUS, SIZE, Located, MatchNetwork, Pyramid
+from .network import RADIUS, SIZE, Located, MatchNetwork, Pyramid, trust_evidence
 from .practice import DOOR, DOOR_RELATIVES, NEAR, OTHER_SCENES, VIEWS, Group, load_groups, render_practice
 
 
@@ -46,6 +46,7 @@ class MatcherConfig:
     groups: int = 40  # per practice scene
     door_groups: int = 240
     right_mm: float = 10.0  # what confidence is the probability of
+    calibration: int = 100  # further batches, to calibrate confidence with
 
 
 @dataclass(frozen=True)
@@ -227,11 +228,7 @@ def train(config: MatcherConfig, out: Path, workers: int = 2, save_every: int = 
     for step in bar:
         set_learning_rate(optimizer, config, step)
         pairs = practice.batch(step)
-        rng = np.random.default_rng([config.seed, step, 1])
-        crops = [photometric(c.rgb, rng) for c in (*(p.crop_a for p in pairs), *(p.crop_b for p in pairs))]
-        both = network.encode(images(np.stack(crops)))
-        a, b = (Pyramid(*(f[s] for f in (both.f2, both.f4, both.f8))) for s in halves(len(pairs)))
-        located = network.locate(a, b, torch.from_numpy(np.stack([p.uv_a for p in pairs])))
+        located = locate(network, pairs, np.random.default_rng([config.seed, step, 1]))
         loss, metrics = loss_of(located, pairs, config.right_mm)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -243,11 +240,45 @@ def train(config: MatcherConfig, out: Path, workers: int = 2, save_every: int = 
             bar.set_postfix(loss=f"{loss.item():.2f}", px=f"{metrics['median_px']:.2f}")
         if (step + 1) % save_every == 0:
             save_state(out / "state.safetensors", network, optimizer, step + 1)
+    network.calibration.copy_(calibrate(network.eval(), practice))
     with written_whole(weights) as temporary:
         half = {k: v.half() if v.is_floating_point() else v for k, v in network.state_dict().items()}
         save_file({k: v.contiguous() for k, v in half.items()}, temporary)
     print(f"wrote {weights} ({weights.stat().st_size / 1e6:.1f} MB)")
     return weights
+
+
+def locate(network: MatchNetwork, pairs: list[Pair], rng: np.random.Generator) -> Located:
+    crops = [photometric(c.rgb, rng) for c in (*(p.crop_a for p in pairs), *(p.crop_b for p in pairs))]
+    both = network.encode(images(np.stack(crops)))
+    a, b = (Pyramid(*(f[s] for f in (both.f2, both.f4, both.f8))) for s in halves(len(pairs)))
+    return network.locate(a, b, torch.from_numpy(np.stack([p.uv_a for p in pairs])))
+
+
+@torch.no_grad()
+def calibrate(network: MatchNetwork, practice: Practice) -> Tensor:
+    """The four numbers that turn `trust_evidence` into the odds of being right, from further pairs."""
+    config, evidence, right = practice.config, [], []
+    for step in range(config.steps, config.steps + config.calibration):
+        pairs = practice.batch(step)
+        located = locate(network, pairs, np.random.default_rng([config.seed, step, 1]))
+        uv = located.uv.double().numpy()
+        is_right, judged = judge(uv, pairs, config.right_mm)
+        around = [relief(p.frame_b, p.crop_b.to_original(x)) for p, x in zip(pairs, uv, strict=True)]
+        x = trust_evidence(located.trust.double(), torch.from_numpy(np.stack(around)))
+        evidence.append(x[judged.bool()])
+        right.append(is_right[judged.bool()].double())
+    return logistic_regression(torch.cat(evidence), torch.cat(right)).to(network.calibration)
+
+
+def logistic_regression(x: Tensor, y: Tensor) -> Tensor:
+    """w that makes sigmoid(x w) the likeliest odds of y; x (N, D), y (N,) in {0, 1}, float64."""
+    w = x.new_zeros(x.shape[1])
+    for _ in range(20):  # Newton's method, damped so that it stays defined when everything is right
+        p = (x @ w).sigmoid()
+        curvature = x.T @ (x * (p * (1 - p))[:, None]) + 1e-3 * torch.eye(len(w)).to(x)
+        w = w + torch.linalg.solve(curvature, x.T @ (y - p))
+    return w
 
 
 def halves(n: int) -> tuple[slice, slice]:
