@@ -24,7 +24,7 @@ from .protocol import PROTOCOL, TASKS, Task
 from .scenes import Scene
 from .sim import DoorWorld
 
-LANES = 16  # decided together, always: batches are padded to it, so that rounding never depends on company
+LANES = 8  # decided together, always: batches are padded to it, so that rounding never depends on company
 Direction = Literal["open", "close", ""]
 
 

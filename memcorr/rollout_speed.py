@@ -1,6 +1,6 @@
 """Cases of `memcorr bench` for closed-loop rollouts, batched over lanes and processes.
 
-Ours: one process per core (at most two), sixteen lanes each. Both baselines run one rollout at a time in
+Ours: one process per core (at most two), eight lanes each. Both baselines run one rollout at a time in
 one process. `rollouts` compares with the very same parts in batches of one: what batching and the second
 process bring, and nothing else. `rollouts-straightforward` compares with the plain way to write it: the
 reference is encoded at every replan and a chunk takes 40 full network evaluations; physics and rendering

@@ -19,6 +19,7 @@ from ..errors import UserError
 from . import Matcher
 from .network import MatchNetwork, Pyramid, trust_evidence
 
+ABSTAIN = 0.15  # trust below which the matcher has no answer: the point is probably hidden
 WEIGHTS = Path(__file__).parent / "weights" / "embedded.safetensors"
 
 
@@ -73,7 +74,8 @@ class EmbeddedMatcher(Matcher):
         query = self.network.encode(images(queries).to(self.device))
         uv = torch.from_numpy(np.asarray(pixels, np.float32)).to(self.device)
         located = self.network.locate(reference, query, uv)
-        return located.uv.double().cpu().numpy(), located.trust.sigmoid().double().cpu().numpy()
+        trust = located.trust.sigmoid().double().cpu().numpy()
+        return np.where(trust[..., None] < ABSTAIN, np.nan, located.uv.double().cpu().numpy()), trust
 
     @torch.inference_mode()
     def lifted_confidence(self, confidence: Array, relief: Array) -> Array:
