@@ -5,6 +5,7 @@ MuJoCo reads `MUJOCO_GL` once, at import. Import `mujoco` from here, never direc
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import sys
@@ -35,6 +36,10 @@ def choose_backend() -> str:
         return "osmesa"
     raise UserError(f"no OpenGL library found for headless rendering; install one: {APT_LINE}")
 
+
+# CUDA builds of torch bring triton, whose LLVM crashes when it is loaded after Mesa's.
+with contextlib.suppress(ImportError):
+    import triton  # noqa: F401
 
 backend = choose_backend()
 if backend:
