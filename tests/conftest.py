@@ -19,6 +19,12 @@ from memcorr.sim import DoorWorld
 torch.set_num_threads(1)  # small networks: a second thread on a busy machine only waits
 
 
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Untrained networks are the same in every run, whichever tests came before."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def world() -> DoorWorld:
     """One world for all tests: one GL context per process."""

@@ -51,20 +51,19 @@ def test_ddim_equals_diffusers_on_every_step() -> None:
     with torch.no_grad():  # a denoiser that drives some clean predictions into the clip
         network.out.weight.mul_(8)
     generator = torch.Generator().manual_seed(0)
-    ours = theirs = 3 * torch.randn(3, 16, 4, generator=generator)
+    z_t = 3 * torch.randn(3, 16, 4, generator=generator)
     timesteps, clipped = ddim_timesteps(), 0
     for i, (t, coefficients) in enumerate(zip(timesteps, ddim_coefficients(), strict=True)):
         with torch.no_grad():
-            eps = network(ours, torch.full((3,), t), condition)
-            eps_theirs = network(theirs, torch.full((3,), t), condition)
+            eps = network(z_t, torch.full((3,), t), condition)
         # diffusers steps down by 100 // num_inference_steps; choose it so that this is our next index.
         gap = t - timesteps[i + 1] if i + 1 < len(timesteps) else 100
         scheduler.num_inference_steps = 100 // gap
         assert 100 // scheduler.num_inference_steps == gap
-        step = scheduler.step(eps_theirs, t, theirs)
+        step = scheduler.step(eps, t, z_t)
         clipped += int((step.pred_original_sample.abs() == 5).sum())
-        ours, theirs = ddim_step(ours, eps, coefficients), step.prev_sample
-        assert torch.allclose(ours, theirs, atol=1e-5), t
+        z_t = ddim_step(z_t, eps, coefficients)
+        assert torch.allclose(z_t, step.prev_sample, atol=1e-5), t
     assert clipped > 0
 
 
