@@ -19,7 +19,7 @@ from memcorr.matchers.network import MatchNetwork, around_the_peak, sample
 from memcorr.matchers.pictures import auc
 from memcorr.matchers.practice import Group, load_groups
 from memcorr.matchers.training import MatcherConfig, grid_targets, logistic_regression, make_pair, train
-from memcorr.matching import crop_object
+from memcorr.matching import crop_object, match_references, prepare_references
 
 TINY = MatcherConfig(steps=4, batch=2, points=32, door=False, objects=("sawyer_drawer",), groups=2, calibration=2)
 
@@ -124,6 +124,15 @@ def test_confidence_in_a_point_is_that_in_its_location_unless_depth_varies() -> 
     assert (matcher.lifted_confidence(sure, steep) < 0.8 * matcher.lifted_confidence(sure, flat)).all()
     matcher.network.calibration = MatchNetwork().calibration  # none
     np.testing.assert_allclose(matcher.lifted_confidence(sure, steep), sure, atol=1e-6)
+
+
+def test_without_trust_there_is_no_answer(store: Store) -> None:
+    frame = store.demonstration(0, "open").frame(0)
+    matcher = EmbeddedMatcher()
+    assert match_references(matcher, prepare_references(matcher, [frame]), [frame]).valid.sum() >= 12
+    matcher.network.trust[-1].bias.fill_(-50.0)
+    matches = match_references(matcher, prepare_references(matcher, [frame]), [frame])
+    assert not matches.valid.any() and np.isfinite(matches.p_live).all() and not matches.confidence.any()
 
 
 def test_logistic_regression_recovers_the_odds() -> None:
