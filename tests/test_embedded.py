@@ -130,7 +130,7 @@ def test_without_trust_there_is_no_answer(store: Store) -> None:
     frame = store.demonstration(0, "open").frame(0)
     matcher = EmbeddedMatcher()
     assert match_references(matcher, prepare_references(matcher, [frame]), [frame]).valid.sum() >= 12
-    matcher.network.trust[-1].bias.fill_(-50.0)
+    matcher.network.get_parameter("trust.2.bias").fill_(-50.0)
     matches = match_references(matcher, prepare_references(matcher, [frame]), [frame])
     assert not matches.valid.any() and np.isfinite(matches.p_live).all() and not matches.confidence.any()
 

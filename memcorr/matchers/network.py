@@ -158,9 +158,7 @@ class MatchNetwork(nn.Module):
         self.trust = nn.Sequential(nn.Linear(steps * (EVIDENCE + 4) + 4, 64), nn.GELU(), nn.Linear(64, 1))
         self.log_temperature = nn.Parameter(torch.tensor(0.0))
         self.calibration: Tensor
-        self.register_buffer(
-            "calibration", torch.tensor([0.0, 1.0, 0.0, 0.0])
-        )  # weights of `trust_evidence`; these change nothing
+        self.register_buffer("calibration", torch.tensor([0.0, 1.0, 0.0, 0.0]))  # of `trust_evidence`: none
 
     def encode(self, images: Tensor) -> Pyramid:
         """RGB in [0, 1], (B, 3, 128, 128)."""
