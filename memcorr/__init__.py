@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from .policy import Policy
 
 
-def load_policy(path: str | Path, device: str = "auto") -> Policy:
-    """A trained policy from its folder; see `memcorr.policy`."""
+def load_policy(policy: str | Path = "shipped", device: str = "auto") -> Policy:
+    """The shipped policy, or one from its folder; see `memcorr.policy`."""
     from .policy import load_policy as load  # torch takes a second to import; other commands do without
 
-    return load(path, device)
+    return load(policy, device)

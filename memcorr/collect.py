@@ -130,6 +130,16 @@ def collect(root: Path, pairs: int = PROTOCOL.pairs, seed: int = 0, workers: int
     print(f"wrote {2 * pairs} demonstrations and {sheet.name} to {root}; {peak_memory(workers)}")
 
 
+def find_references(out: Path) -> Path:
+    """A store with pair 0, whose trajectories are the references of evaluation: the full one if it was
+    collected, else one of that pair alone, recorded below `out`."""
+    everything, alone = Path("data/demos"), out / "demos"
+    if everything.exists():
+        return everything
+    collect(alone, pairs=1, workers=1)
+    return alone
+
+
 def peak_memory(workers: int) -> str:
     """An upper bound: this process plus every worker at the largest worker's peak."""
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

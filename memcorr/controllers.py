@@ -116,7 +116,7 @@ class PolicyController:
             fallback = matches.valid.sum(axis=-1) < MIN_VALID
             if shown.permuted:
                 matches = permute_pairs(matches)
-        rows = [None if matches is None else row(matches, i) for i in range(len(decisions))]
+        rows = [None if matches is None else matches.row(i) for i in range(len(decisions))]
         with self.watch("sample"):
             conditions = []
             for decision, task, j, matched in zip(decisions, tasks, js, rows, strict=True):
@@ -134,10 +134,6 @@ class PolicyController:
             batch = stack_conditions(conditions + conditions[-1:] * missing)
             chunks = self.policy.plan(batch, np.stack(noise + noise[-1:] * missing))
         return [Plan(chunks[i], errors[i], bool(fallback[i]), rows[i]) for i in range(len(decisions))]
-
-
-def row(matches: Matches, i: int) -> Matches:
-    return Matches(matches.p_ref[i], matches.p_live[i], matches.confidence[i], matches.valid[i])
 
 
 def rollout_noise(train_seed: int, decision: Decision) -> NDArray[np.float32]:

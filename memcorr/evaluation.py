@@ -29,6 +29,7 @@ from .errors import UserError
 from .experiments import Experiment
 from .files import output_folder
 from .matchers import MATCHERS
+from .policy import policy_folder
 from .protocol import TASKS, Condition, Task
 from .rollout import LANES, Job, Outcome, roll_out
 from .scenes import evaluation_scenes
@@ -36,8 +37,6 @@ from .sim import shared_world
 
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
-
-SHIPPED = Path(__file__).parent / "weights" / "policy"  # config.json and model.safetensors of the shipped policy
 
 
 @dataclass(frozen=True)
@@ -56,11 +55,7 @@ def find_subject(policy: str) -> Subject:
     """`policy` is shipped, expert, zeros or a folder with a checkpoint."""
     if policy in SCRIPTED:
         return Subject(policy, policy, None, "scripted", "", None)
-    folder = SHIPPED if policy == "shipped" else Path(policy)
-    if not (folder / CONFIG).exists() or not (folder / MODEL).exists():
-        if policy == "shipped":
-            raise UserError(f"this memcorr ships no policy ({folder} is missing); train one with `memcorr train`")
-        raise UserError(f"{policy} holds no policy: give the folder of a run, shipped, {' or '.join(SCRIPTED)}")
+    folder = policy_folder(policy)
     config = Config.read(folder / CONFIG)
     with (folder / MODEL).open("rb") as f:
         checkpoint = hashlib.file_digest(f, "sha256").hexdigest()[:12]

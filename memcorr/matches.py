@@ -35,6 +35,10 @@ class Matches:
     confidence: Array  # (..., 16) in [0, 1]
     valid: NDArray[np.bool_]  # (..., 16)
 
+    def row(self, i: int) -> Matches:
+        """One decision of a batch."""
+        return Matches(self.p_ref[i], self.p_live[i], self.confidence[i], self.valid[i])
+
 
 def transform(T: Array, p: Array) -> Array:
     """Applies 4x4 transforms (..., 4, 4) to points (..., n, 3)."""

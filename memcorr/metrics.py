@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .files import written_whole
 
-FILE, BOARD = "metrics.jsonl", "tensorboard"
+METRICS, BOARD = "metrics.jsonl", "tensorboard"
 
 
 class RunningMeans:
@@ -42,7 +42,7 @@ class Metrics:
     def __init__(self, folder: Path, update: int) -> None:
         from torch.utils.tensorboard import SummaryWriter  # seconds to import, only training needs it
 
-        self.path = folder / FILE
+        self.path = folder / METRICS
         if self.path.exists():
             kept = [line for line in self.path.read_text().splitlines() if _update_of(line) <= update]
             with written_whole(self.path) as temporary:

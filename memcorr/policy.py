@@ -1,8 +1,9 @@
 """A trained policy: observation and reference in, action chunk out. No simulator anywhere.
 
-    policy = memcorr.load_policy("runs/memcorr-42")
-    condition = policy.condition(frame, matches=matches, gripper_ref=demonstration.gripper, j=j)
-    chunk = policy.plan(condition, initial_noise(seed, replan)[None])[0]    # (16, 4); execute eight
+    follower = memcorr.load_policy().follow(demonstration)    # the shipped policy and the reference you pick
+    chunk = follower.plan(frame, elapsed)                     # (16, 4); execute eight, look again
+
+`Policy.condition` and `Policy.plan` are its two halves, for those who batch.
 
 Task identity reaches a relation policy only through the reference; a visual policy is given the
 task instead and ignores the reference.
@@ -18,17 +19,24 @@ from numpy.typing import NDArray
 from torch import nn
 
 from .camera import Array
-from .checkpoints import Config, read_model
+from .checkpoints import CONFIG, MODEL, Config, read_model
 from .conditions import Condition
+from .demos import Demonstration
 from .devices import choose_device
+from .errors import UserError
 from .experiments import Experiment
 from .frames import Frame
 from .images import network_image, shrink
+from .matchers import load_matcher
 from .matches import Matches
+from .matching import Reference, match_references, prepare_references
 from .normalisation import Normalisation
 from .protocol import PROTOCOL, TASKS, Task
+from .references import reference_phase
 from .relations import TOKENS, build_relations, empty_relations
 from .sampler import make_sampler
+
+SHIPPED = Path(__file__).parent / "weights" / "policy"  # config.json and model.safetensors of the shipped policy
 
 
 def initial_noise(*key: int) -> NDArray[np.float32]:
@@ -52,6 +60,10 @@ class Policy:
     def needs_matches(self) -> bool:
         """Whether a matcher has to run: not for images, nor for motion alone."""
         return not self.experiment.visual and self.experiment.representation != "motion"
+
+    def follow(self, reference: Demonstration, matcher: str = "embedded") -> Follower:
+        """This policy bound to a reference; make another one to swap the reference at run time."""
+        return Follower(self, reference, matcher)
 
     def condition(
         self,
@@ -96,6 +108,37 @@ class Policy:
         return self.normalisation.original_action(x_0.cpu().numpy().astype(np.float64))
 
 
-def load_policy(path: str | Path, device: str = "auto") -> Policy:
-    """From a run folder, its `stage-one` folder, or any folder with config.json and model.safetensors."""
-    return Policy(*read_model(Path(path), choose_device(device)))
+class Follower:
+    """A relation policy that follows one reference; images are matched at every plan."""
+
+    def __init__(self, policy: Policy, reference: Demonstration, matcher: str = "embedded") -> None:
+        if policy.experiment.visual:
+            raise UserError(f"{policy.experiment.name} follows no reference: it is given the task")
+        self.policy, self.reference = policy, reference
+        self.matcher = load_matcher(matcher) if policy.needs_matches else None
+        self._prepared: dict[int, Reference] = {}
+
+    def plan(self, frame: Frame, elapsed: int, seed: int = 0) -> Array:
+        """The chunk (16, 4) that continues the reference from `frame`, `elapsed` control steps after the start."""
+        j, matches = reference_phase(elapsed), None
+        if self.matcher:
+            if j not in self._prepared:
+                (self._prepared[j],) = prepare_references(self.matcher, [self.reference.frame(j)])
+            matches = match_references(self.matcher, [self._prepared[j]], [frame]).row(0)
+        condition = self.policy.condition(frame, matches=matches, gripper_ref=self.reference.gripper, j=j)
+        return self.policy.plan(condition, initial_noise(seed, elapsed)[None])[0]
+
+
+def policy_folder(policy: str | Path) -> Path:
+    """Where a policy lies: "shipped", or the folder of a run."""
+    folder = SHIPPED if str(policy) == "shipped" else Path(policy)
+    if not (folder / CONFIG).exists() and not (folder / MODEL).exists():
+        if folder == SHIPPED:
+            raise UserError(f"this memcorr ships no policy ({folder} is missing); train one with `memcorr train`")
+        raise UserError(f"{policy} holds no policy: give the folder of a run, or shipped")
+    return folder
+
+
+def load_policy(policy: str | Path = "shipped", device: str = "auto") -> Policy:
+    """The shipped one, or from a run folder, its `stage-one` folder or a folder with its two files."""
+    return Policy(*read_model(policy_folder(policy), choose_device(device)))

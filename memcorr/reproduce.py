@@ -3,22 +3,27 @@
 smoke   every verb on two pairs and tiny training: does the whole path work here?
 cpu     one seed of MemCorr-DP, of its standard objective and of the visual Transformer, and all they are asked
 full    three seeds of all six experiments and every intervention of the paper
+
+Each policy is evaluated as soon as it is trained, and the report is written anew after each.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from .cache import build_cache
+from .checkpoints import CONFIG, STAGE_ONE
 from .collect import collect
 from .controllers import GROUND_TRUTH, Intervention
 from .demos import Store
 from .evaluation import evaluate, find_subject, summary
 from .experiments import EXPERIMENTS, Experiment
+from .metrics import METRICS
 from .protocol import PROTOCOL, Condition
 from .report import write_report
 from .training import train
@@ -120,40 +125,34 @@ TIERS: dict[Tier, Plan] = {
 }
 
 
-def reproduce(tier: Tier, out: Path, matcher: str = "embedded", workers: int = 2) -> Path:
+def reproduce(tier: Tier, out: Path, matcher: str = "embedded", workers: int = 2, threads: int = 1) -> Path:
     """Runs a tier into `out` and returns the report's page; the same call continues."""
     plan, root = TIERS[tier], out / tier
     print(f"reproduce --tier {tier}: {plan.cost}. Everything goes to {root}; the same command continues.")
-    demos, cache = root / "demos", root / "cache"
-    stated("1/5 collect")
+    demos, cache, results = root / "demos", root / "cache", root / "results"
+    stated("1/4 collect")
     collect(demos, plan.pairs, workers=workers)
     store = Store.open(demos)
-    stated("2/5 match")
+    stated("2/4 match")
     pairs = plan.recipe("memcorr").train_pairs
     build_cache(store, cache, matcher, pairs=pairs, rows=plan.rows, workers=workers)
-    stated("3/5 train")
-    runs = [(name, seed) for seed in plan.seeds for name in plan.evaluations]
-    for name, seed in runs:
-        recipe = plan.recipe(name)
-        mixed = not recipe.visual and any(not evaluation.stage_one for evaluation in plan.evaluations[name])
-        train(recipe, demos, seed, run_folder(root, name, seed), cache if mixed else None)
-    stated("4/5 evaluate")
-    for name, seed in runs:
-        episodes = root / "episodes" / f"{name}-{seed}"
-        for evaluation in plan.evaluations[name]:
-            folder = run_folder(root, name, seed) / ("stage-one" if evaluation.stage_one else "")
-            evaluate_once(str(folder), episodes, evaluation, matcher, plan.scenes, demos, workers)
-    oracle = Evaluation(SHIFTS)
+    stated("3/4 expert and zeros, which judge the harness")
     for scripted in ("expert", "zeros"):
-        evaluate_once(scripted, root / "episodes" / scripted, oracle, matcher, plan.scenes, demos, workers)
-    stated("5/5 report")
-    page = write_report([root / "episodes"], root / "report", matcher)
-    print(f"wrote {page}; open it in a browser")
+        evaluate_once(scripted, results / scripted, Evaluation(SHIFTS), matcher, plan.scenes, demos, workers)
+    runs = [(name, seed) for seed in plan.seeds for name in plan.evaluations]
+    for number, (name, seed) in enumerate(runs, 1):
+        stated(f"4/4 train and evaluate, policy {number} of {len(runs)}: {name}, seed {seed}")
+        recipe, folder, rows = plan.recipe(name), root / "runs" / f"{name}-{seed}", results / f"{name}-{seed}"
+        mixed = not recipe.visual and any(not evaluation.stage_one for evaluation in plan.evaluations[name])
+        train(recipe, demos, seed, folder, cache if mixed else None, threads=threads)
+        for evaluation in plan.evaluations[name]:
+            checkpoint = folder / (STAGE_ONE if evaluation.stage_one else "")
+            evaluate_once(str(checkpoint), rows, evaluation, matcher, plan.scenes, demos, workers)
+        for file in (CONFIG, METRICS):  # beside its rollouts: how the policy came about
+            shutil.copy(folder / file, rows)
+        page = write_report([results], results, matcher)
+        print(f"wrote {page}; open it in a browser")
     return page
-
-
-def run_folder(root: Path, name: str, seed: int) -> Path:
-    return root / "runs" / f"{name}-{seed}"
 
 
 def evaluate_once(

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from memcorr import controllers, evaluation
+from memcorr import controllers
 from memcorr.checkpoints import Config, write_model
 from memcorr.conditions import stack_conditions
 from memcorr.controllers import Intervention, PolicyController, make_controller, rollout_noise
@@ -303,7 +303,7 @@ def test_meaningless_interventions_are_refused(checkpoints: dict[str, str], stor
 
 
 def test_a_missing_shipped_policy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluation, "SHIPPED", tmp_path / "nowhere")
+    monkeypatch.setattr("memcorr.policy.SHIPPED", tmp_path / "nowhere")
     with pytest.raises(UserError, match="ships no policy"):
         evaluate("shipped", tmp_path)
 

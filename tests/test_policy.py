@@ -15,12 +15,18 @@ import memcorr
 from memcorr.batches import Batches
 from memcorr.checkpoints import Config, write_model
 from memcorr.conditions import stack_conditions
+from memcorr.controllers import Intervention, PolicyController, make_controller
 from memcorr.dataset import Dataset
 from memcorr.demos import Store
 from memcorr.errors import UserError
 from memcorr.experiments import EXPERIMENTS
+from memcorr.matching import match_references
 from memcorr.normalisation import measure
 from memcorr.policy import Policy, initial_noise
+from memcorr.protocol import TASKS
+from memcorr.rollout import Decision, Job
+from memcorr.scenes import evaluation_scenes
+from memcorr.sim import DoorWorld
 
 NAMES = [name for name in EXPERIMENTS if name != "debug"]
 
@@ -85,6 +91,34 @@ def test_an_empty_reference_is_a_dropped_condition(folders: dict[str, Path], sto
     assert not empty.keep.any()
     assert np.array_equal(policy.plan(empty, noise), policy.plan(full.drop(), noise))
     assert not np.array_equal(policy.plan(empty, noise), policy.plan(full, noise))
+
+
+def test_a_follower_plans_what_the_rollout_plans(folders: dict[str, Path], store: Store, world: DoorWorld) -> None:
+    """The practitioner's path and the evaluation's are one: same phase, same matches, same relations."""
+    scene = evaluation_scenes("combined")[0]
+    world.reset(scene)
+    for action in (0.3, 0.0, -0.2, 0.2), (0.1, 0.1, -0.3, 0.2):
+        world.step(np.array(action))
+    frame, elapsed = world.observe(), 16
+    policy = memcorr.load_policy(folders["memcorr"])
+    chunks = {}
+    for task in TASKS:
+        reference = store.demonstration(0, task)
+        decision = Decision(Job(scene, task), 2, elapsed, frame, world.T_world_door)
+        controller = make_controller(folders["memcorr"], store.root, Intervention())
+        assert isinstance(controller, PolicyController)
+        (plan,) = controller.decide([decision])
+        follower = policy.follow(reference)
+        chunks[task] = follower.plan(frame, elapsed)
+        assert np.array_equal(chunks[task], follower.plan(frame, elapsed))
+        assert follower.matcher is not None
+        matches = match_references(follower.matcher, [follower._prepared[elapsed]], [frame]).row(0)
+        assert plan.matches is not None and np.allclose(matches.p_live, plan.matches.p_live, atol=1e-4)
+        condition = policy.condition(frame, matches=plan.matches, gripper_ref=reference.gripper, j=elapsed)
+        assert np.allclose(chunks[task], policy.plan(condition, initial_noise(0, elapsed)[None])[0], atol=1e-2)
+    assert not np.allclose(chunks["open"], chunks["close"], atol=1e-2)
+    with pytest.raises(UserError, match="follows no reference"):
+        memcorr.load_policy(folders["visual-unet"]).follow(reference)
 
 
 def test_noise_is_a_pure_function_of_its_key() -> None:

@@ -20,7 +20,7 @@ def test_smoke_runs_every_verb_and_resumes(tmp_path: Path, capsys: pytest.Captur
     first = page.read_text()
     assert "a few minutes" in capsys.readouterr().out.splitlines()[0]
     files = {path: path.stat().st_mtime_ns for path in (tmp_path / "smoke").rglob("*.safetensors")}
-    episodes = tmp_path / "smoke" / "episodes" / "memcorr-42" / EPISODES
+    episodes = tmp_path / "smoke" / "results" / "memcorr-42" / EPISODES
     rows = read_episodes(episodes)
     assert {row.stage for row in rows} == {"final", "stage-one"}
     assert page.read_text() == first and reproduce("smoke", tmp_path, matcher="flow", workers=1) == page
@@ -28,7 +28,7 @@ def test_smoke_runs_every_verb_and_resumes(tmp_path: Path, capsys: pytest.Captur
     assert all(path.stat().st_mtime_ns == time for path, time in files.items())
     (row,) = [
         row
-        for row in read_episodes(tmp_path / "smoke/episodes/expert" / EPISODES)
+        for row in read_episodes(tmp_path / "smoke/results/expert" / EPISODES)
         if row.scene == 0 and (row.condition, row.task) == ("combined", "close")
     ]
     video = write_video(watch("expert", Intervention(), row, tmp_path / "smoke/demos"), tmp_path)

@@ -28,6 +28,11 @@ def images(crops: NDArray[np.uint8]) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(crops)).permute(0, 3, 1, 2).float() / 255
 
 
+def stack_maps(maps: list[torch.Tensor]) -> torch.Tensor:
+    """Feature maps (C, H, W) to one batch, channels last in memory as each of them is."""
+    return torch.stack([m.permute(1, 2, 0) for m in maps]).permute(0, 3, 1, 2)
+
+
 def load_network(path: Path) -> MatchNetwork:
     network = MatchNetwork()
     try:
@@ -70,7 +75,7 @@ class EmbeddedMatcher(Matcher):
         self, references: list[Pyramid], pixels: NDArray[np.floating], queries: NDArray[np.uint8]
     ) -> tuple[Array, Array]:
         """Confidence is the network's trust in the location alone; see `lifted_confidence`."""
-        reference = Pyramid(*(torch.stack([getattr(r, k) for r in references]) for k in ("f2", "f4", "f8")))
+        reference = Pyramid(*(stack_maps([getattr(r, k) for r in references]) for k in ("f2", "f4", "f8")))
         query = self.network.encode(images(queries).to(self.device))
         uv = torch.from_numpy(np.asarray(pixels, np.float32)).to(self.device)
         located = self.network.locate(reference, query, uv)

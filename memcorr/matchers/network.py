@@ -18,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..networks import add_linear
+
 SIZE = 128
 WIDTHS = {2: 32, 4: 64, 8: 128}
 LAYERS = 3
@@ -39,15 +41,11 @@ class Residual(nn.Module):
         self.second = nn.Sequential(nn.Conv2d(width, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.relu(x + self.second(self.first(x)))
+        return self.second(self.first(x)).add_(x).relu_()
 
 
 class Attention(nn.Module):
-    """Pre-norm attention of `x` to `y` (to itself if they are the same), then an MLP.
-
-    A position code may steer the attention but never enters what is passed on: descriptors that
-    carried it would match by place instead of by look.
-    """
+    """Pre-norm attention among tokens (B, n, C) of images, then an MLP."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -55,14 +53,43 @@ class Attention(nn.Module):
         self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
         self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
 
-    def forward(self, x: Tensor, y: Tensor, position: Tensor | float = 0.0) -> Tensor:
-        def heads(t: Tensor) -> Tensor:
-            return t.unflatten(-1, (HEADS, -1)).transpose(1, 2)
-
-        y = self.norm(y)
-        q, k, v = heads(self.q(self.norm(x) + position)), heads(self.k(y + position)), heads(self.v(y))
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+        x = add_linear(x, attended.flatten(2), self.out)
         return x + self.mlp(self.norm_mlp(x))
+
+
+class SelfAttention(Attention):
+    """Every image looks at itself.
+
+    The position code steers the attention but never enters what is passed on: descriptors that
+    carried it would match by place instead of by look.
+    """
+
+    def forward(self, x: Tensor, position: Tensor) -> Tensor:
+        h = self.norm(x)
+        q, k = _together(h + position, self.q, self.k)
+        return self.finish(x, _attend(q, k, self.v(h)))
+
+
+class CrossAttention(Attention):
+    """The first half of the images looks at the second half, and the other way round."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        half = len(x) // 2
+        q, k, v = (t.split(half) for t in _together(self.norm(x), self.q, self.k, self.v))
+        return self.finish(x, torch.cat([_attend(q[0], k[1], v[1]), _attend(q[1], k[0], v[0])]))
+
+
+def _together(x: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
+    """Several layers' answers to the same input, in one product."""
+    weight, bias = (torch.cat([getattr(layer, name) for layer in layers]) for name in ("weight", "bias"))
+    return F.linear(x, weight, bias).chunk(len(layers), dim=-1)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """(B, n, C) -> (B, n, heads, C / heads)."""
+    q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
 
 
 def sample(features: Tensor, uv: Tensor, stride: int) -> Tensor:
@@ -146,8 +173,8 @@ class MatchNetwork(nn.Module):
         self.position: Tensor
         self.register_buffer("position", sinusoids(SIZE // 8, w8), persistent=False)
         self.norm8 = nn.LayerNorm(w8)
-        self.self_attention = nn.ModuleList(Attention(w8) for _ in range(LAYERS))
-        self.cross_attention = nn.ModuleList(Attention(w8) for _ in range(LAYERS))
+        self.self_attention = nn.ModuleList(SelfAttention(w8) for _ in range(LAYERS))
+        self.cross_attention = nn.ModuleList(CrossAttention(w8) for _ in range(LAYERS))
         self.down4 = nn.Conv2d(w8, w4, 1)
         self.merge4 = nn.Sequential(conv(w4, w4), nn.Conv2d(w4, w4, 1))
         self.down2 = nn.Conv2d(w4, w2, 1)
@@ -166,21 +193,23 @@ class MatchNetwork(nn.Module):
         f4 = self.to4(f2)
         f8 = self.to8(f4)
         tokens = f8.flatten(2).mT
-        return Pyramid(f2, f4, self.self_attention[0](tokens, tokens, self.position).mT.unflatten(2, f8.shape[2:]))
+        return Pyramid(f2, f4, self.self_attention[0](tokens, self.position).mT.unflatten(2, f8.shape[2:]))
 
     def _look(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """At each other, and in between at themselves."""
+        x = torch.cat([a, b])
         for layer, (own, other) in enumerate(zip(self.self_attention, self.cross_attention, strict=True)):
             if layer > 0:
-                a, b = own(a, a, self.position), own(b, b, self.position)
-            a, b = other(a, b), other(b, a)
+                x = own(x, self.position)
+            x = other(x)
+        a, b = x.chunk(2)
         return a, b
 
     def _merge(self, tokens: Tensor, image: Pyramid) -> tuple[Tensor, Tensor]:
         """Descriptors at strides 4 and 2 that know the context of both images."""
         f8 = tokens.mT.unflatten(2, (SIZE // 8, SIZE // 8))
-        g4 = self.merge4(F.interpolate(self.down4(f8), scale_factor=2.0, mode="bilinear") + image.f4)
-        g2 = self.merge2(F.interpolate(self.down2(g4), scale_factor=2.0, mode="bilinear") + image.f2)
+        g4 = self.merge4(F.interpolate(self.down4(f8), scale_factor=2.0, mode="bilinear").add_(image.f4))
+        g2 = self.merge2(F.interpolate(self.down2(g4), scale_factor=2.0, mode="bilinear").add_(image.f2))
         # Descriptors of one length: otherwise correlations start out flat and the refiners learn late.
         return over_channels(self.norm4, g4), over_channels(self.norm2, g2)
 
