@@ -60,7 +60,10 @@ class Batches:
         eps = torch.from_numpy(rng.standard_normal((size, *CHUNK_SHAPE), np.float32))
         dropped = torch.from_numpy(rng.random(size) < self.experiment.condition_dropout)
         z_t = q_sample(self._chunks(rows), eps, t)
-        return Batch(z_t, t, self.condition(rows, matches).drop(dropped), eps)
+        frames = self._phases(rng, rows)
+        if frames is not None:
+            matches = self.dataset.retimed(rows, matches, frames)
+        return Batch(z_t, t, self.condition(rows, matches, frames).drop(dropped), eps)
 
     def paired(self, rng: np.random.Generator, pairs: int) -> Batch:
         """Opening and closing at frame 0 of `pairs` physical pairs: first all openings, then all closings.
@@ -76,11 +79,12 @@ class Batches:
         condition = self.condition(rows, self._paired_matches(rng, pair, rows))
         return Batch(torch.cat([z_t, z_t]), torch.cat([t, t]), condition, torch.cat([eps_open, eps_close]))
 
-    def condition(self, rows: Rows, matches: Matches) -> Condition:
-        """What the network sees of `rows`."""
+    def condition(self, rows: Rows, matches: Matches, frames: Rows | None = None) -> Condition:
+        """What the network sees of `rows`, with their references at `frames` or where they belong."""
         state = torch.from_numpy(self.normalisation.state(self.dataset.windows.state[rows]))
         if not self.experiment.visual:
-            relations = self.dataset.relations(rows, matches, self.experiment.representation)
+            frames = self.dataset.reference_frame[rows] if frames is None else frames
+            relations = self.dataset.relations(rows, matches, frames, self.experiment.representation)
             return Condition(state, torch.from_numpy(relations.valid), tokens=torch.from_numpy(relations.tokens))
         n = self.normalisation
         image = network_image(self.dataset.row_images(rows), float(n.depth_mean), float(n.depth_std))
@@ -99,6 +103,17 @@ class Batches:
         rows = rng.integers(0, len(self.dataset), truth)
         index = rng.integers(0, len(self.mixture.rows), raw + corrupted)
         return np.concatenate([rows, self.mixture.rows[index]]), self._mixed(rng, rows, index[:raw], index[raw:])
+
+    def _phases(self, rng: np.random.Generator, rows: Rows) -> Rows | None:
+        """Reference frames in stage two: half of them lag or lead as they do in a rollout that is ahead of
+        its reference or behind. A rollout that has only ever seen the right phase slows down as soon as the
+        reference leads by ten frames, falls further behind, and stalls."""
+        errors = self.experiment.phase_errors
+        if self.mixture is None or self.experiment.visual or errors is None:
+            return None
+        lead = rng.integers(errors[0], errors[1] + 1, len(rows))
+        elsewhere = np.clip(self.dataset.windows.anchor[rows] + lead, 0, PROTOCOL.last_anchor)
+        return np.where(rng.random(len(rows)) < 0.5, elsewhere, self.dataset.reference_frame[rows])
 
     def _paired_matches(self, rng: np.random.Generator, pair: Rows, rows: Rows) -> Matches:
         """Stage one: each direction's ground truth. Stage two: the opening row's matches for both."""

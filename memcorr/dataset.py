@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from .camera import Array
 from .demos import Store, Windows, cut_windows, opened
 from .errors import UserError
 from .images import Images, shrink
-from .matches import Matches, ground_truth_matches
+from .matches import Matches, ground_truth_matches, transform
 from .protocol import PROTOCOL, TASKS
 from .references import TieBreak, closest_frames, training_reference
 from .relations import Relations, Representation, build_relations
@@ -65,14 +65,17 @@ class Dataset:
             self.object_pose[self.reference[d], self.reference_frame[rows]], self.object_pose[d, anchor]
         )
 
-    def relations(self, rows: Rows, matches: Matches, representation: Representation) -> Relations:
+    def retimed(self, rows: Rows, matches: Matches, frames: Rows) -> Matches:
+        """`matches` as if the reference stood at `frames`: its points move along with its door."""
+        r = self.reference[self.windows.demonstration[rows]]
+        T = self.object_pose[r, frames] @ np.linalg.inv(self.object_pose[r, self.reference_frame[rows]])
+        return replace(matches, p_ref=np.where(matches.valid[..., None], transform(T, matches.p_ref), matches.p_ref))
+
+    def relations(self, rows: Rows, matches: Matches, frames: Rows, representation: Representation) -> Relations:
+        """With the references at `frames`."""
         d, anchor = self.windows.demonstration[rows], self.windows.anchor[rows]
         return build_relations(
-            matches,
-            self.gripper[d, anchor],
-            self.gripper[self.reference[d]],
-            self.reference_frame[rows],
-            representation,
+            matches, self.gripper[d, anchor], self.gripper[self.reference[d]], frames, representation
         )
 
     def row_images(self, rows: Rows) -> Images:

@@ -180,3 +180,37 @@ def test_visual_batches_hold_image_task_and_state(dataset: Dataset) -> None:
     assert task.tolist() == [[1, 0]] * 4 + [[0, 1]] * 4
     assert image[:, :3].min() >= -1 and image[:, :3].max() <= 1 and image[:, 3].abs().max() <= 5
     assert set(image[:, 4].unique().tolist()) == {0.0, 1.0}
+
+
+def test_retimed_matches_are_those_of_the_other_reference_frame(dataset: Dataset) -> None:
+    """The same points of the door, where they are in the reference at another frame."""
+    rng = np.random.default_rng(0)
+    rows, frames = rng.choice(len(dataset), 50, replace=False), rng.integers(0, 185, 50)
+    shifted = dataclasses.replace(dataset, reference_frame=dataset.reference_frame.copy())
+    shifted.reference_frame[rows] = frames
+    retimed = dataset.retimed(rows, dataset.ground_truth(rows), frames)
+    expected = shifted.ground_truth(rows)
+    assert np.allclose(retimed.p_ref, expected.p_ref, atol=1e-9) and np.array_equal(retimed.p_live, expected.p_live)
+    assert np.abs(retimed.p_ref - dataset.ground_truth(rows).p_ref).max() > 0.05
+    a = dataset.relations(rows, retimed, frames, "full")
+    b = shifted.relations(rows, expected, frames, "full")
+    assert np.allclose(a.tokens, b.tokens, atol=1e-6)
+
+
+def test_phases_err_in_half_of_stage_two_and_nowhere_else(dataset: Dataset, cache: Cache) -> None:
+    rows = np.arange(len(dataset))
+    own = dataset.reference_frame[rows]
+    mixed, first = make_batches(dataset, cache=cache), make_batches(dataset)
+    frames = mixed._phases(np.random.default_rng(0), rows)
+    assert frames is not None and 0.4 < (frames != own).mean() < 0.55
+    lead = frames - dataset.windows.anchor[rows]
+    moved = (frames != own) & (frames > 0) & (frames < 184)
+    assert lead[moved].min() == -32 and lead[moved].max() == 64
+    assert first._phases(np.random.default_rng(0), rows) is None
+    published = make_batches(dataset, dataclasses.replace(SMALL, phase_errors=None), cache)
+    for update in range(2):  # 0 is standard: only its tokens differ; 1 is paired: nothing does
+        ours, theirs = mixed.draw(42, update), published.draw(42, update)
+        assert torch.equal(ours.z_t, theirs.z_t) and torch.equal(ours.condition.keep, theirs.condition.keep)
+        assert ours.condition.tokens is not None and theirs.condition.tokens is not None
+        same = (ours.condition.tokens == theirs.condition.tokens).flatten(1).all(dim=1)
+        assert same.all() if update else 0.2 < same.float().mean() < 0.9
