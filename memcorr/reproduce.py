@@ -2,7 +2,7 @@
 
 smoke   every verb on two pairs and tiny training: does the whole path work here?
 cpu     one seed of MemCorr-DP, of its standard objective and of the visual Transformer, and all they are asked
-full    three seeds of all six experiments and every intervention of the paper
+full    three seeds of all seven experiments and every intervention of the paper
 
 Each policy is evaluated as soon as it is trained, and the report is written anew after each.
 """
@@ -111,11 +111,12 @@ TIERS: dict[Tier, Plan] = {
         },
     ),
     "full": Plan(
-        cost="on two cores about 3 hours per trained policy, 18 policies, and a day of rollouts; 2 GB",
+        cost="on two cores about 3 hours per trained policy, 21 policies, and a day of rollouts; 2 GB",
         seeds=(42, 43, 44),
         evaluations={
             "memcorr": (*MAIN, *PHASES),
             "standard": interventions(stage_one=True),
+            "memcorr-paper": (Evaluation(SHIFTS),),
             "motion": (Evaluation(EVERYWHERE),),
             "centroid": SYSTEM,
             "visual-transformer": SYSTEM,

@@ -212,6 +212,13 @@ def all_tables(results: Results) -> list[Table]:
         comparison(results, "Stronger shifts", matcher, ("Condition",), paper.STRONG),
         comparison(
             results,
+            "Stage two with and without phase errors",
+            "The paper's column is its own policy, trained without them, on both lines.",
+            ("Stage two",),
+            paper.RECIPES,
+        ),
+        comparison(
+            results,
             "Point pairing",
             "Same checkpoints, ground-truth geometry; the permutation exchanges the live points among the pairs.",
             ("Pairing",),

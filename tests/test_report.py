@@ -23,6 +23,7 @@ ALL_LINES: tuple[Line, ...] = (
     *paper.OBJECTIVE,
     *paper.REFERENCE,
     *paper.STRONG,
+    *paper.RECIPES,
     *paper.PAIRING,
 )
 
