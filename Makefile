@@ -2,8 +2,7 @@
 READY := .venv/.ready
 
 demo: $(READY)
-	.venv/bin/memcorr collect --pairs 2 --out data/demo
-	@echo "look at data/demo/contact-sheet.png"
+	.venv/bin/memcorr demo
 
 test: $(READY)
 	.venv/bin/python -m pytest

@@ -27,7 +27,7 @@ from .files import written_whole
 from .protocol import PROTOCOL, TASKS, Condition, Task, opposite
 from .scenes import evaluation_scenes
 from .story import Story, watch
-from .video import planned_path, write_video
+from .video import pictures, planned_path, write_video
 
 CONDITION: Condition = "combined"
 # Door joints at which Meta-World says success, rad.
@@ -63,6 +63,7 @@ def demo(out: Path, policy: str, scenes: int, scene_seed: int, workers: int) -> 
         row = next(r for r in rows[choice] if r.task == task)
         stories.append(watch(policy, Intervention(reference=choice), row, data))
         videos.append(write_video(stories[-1], out))
+    strip = filmstrip(stories[:2], out / "demo.jpg")
     page = out / "demo.html"
     content = {
         "counts": counts,
@@ -72,8 +73,25 @@ def demo(out: Path, policy: str, scenes: int, scene_seed: int, workers: int) -> 
     text = TEMPLATE.read_text().replace("{{DATA}}", json.dumps(content).replace("</", "<\\/"))
     with written_whole(page) as temporary:
         temporary.write_text(text)
-    print(f"wrote {', '.join(video.name for video in videos)} and the page {page}: open it in a browser")
+    written = ", ".join(path.name for path in (*videos, strip))
+    print(f"wrote {written} and the page {page}: open it in a browser")
     return page
+
+
+def filmstrip(stories: Sequence[Story], path: Path) -> Path:
+    """One row per story: how it starts, how it goes on, how it ends."""
+    rows = []
+    for story in stories:
+        told, last = list(pictures(story)), len(story.moments) - 1
+        chosen = [told[i] for i in (0, round(0.6 * last), last)]
+        rows.append(
+            np.concatenate([cv2.resize(p, None, fx=0.5, fy=0.5, interpolation=cv2.INTER_AREA) for p in chosen], 1)
+        )
+    ok, jpeg = cv2.imencode(".jpg", cv2.cvtColor(np.concatenate(rows), cv2.COLOR_RGB2BGR))
+    assert ok
+    with written_whole(path) as temporary:
+        temporary.write_bytes(jpeg.tobytes())
+    return path
 
 
 def count(rows: Sequence[Episode], choice: ReferenceChoice, task: Task) -> dict[str, Any]:
