@@ -32,6 +32,7 @@ from memcorr.normalisation import measure
 from memcorr.policy import load_policy
 from memcorr.protocol import PROTOCOL, TASKS, Condition
 from memcorr.relations import build_relations, permute_pairs
+from memcorr.results import first_chunk_follows
 from memcorr.rollout import LANES, Decision, Job, Plan, roll_out
 from memcorr.scenes import evaluation_scenes
 from memcorr.sim import DoorWorld
@@ -325,3 +326,20 @@ def test_visual_and_motion_policies_decide_without_a_matcher(
             assert (plan.match_error_mm, plan.fallback) == (None, False)
         first, other = plans["correct"][0].actions, plans["opposite"][0].actions
         assert first is not None and other is not None and not np.array_equal(first, other)
+
+
+@pytest.mark.slow
+def test_the_shipped_policy_does_as_the_reference_shows(store: Store, tmp_path: Path) -> None:
+    """Two scenes of a seed that nothing was chosen on, combined shift, both tasks, right and opposite reference."""
+    assert find_subject("shipped").stage == "final"
+    for reference, successes in (("correct", 4), ("opposite", 0)):
+        rows = evaluate(
+            "shipped",
+            tmp_path,
+            shown=Intervention(reference=reference),  # type: ignore[arg-type]
+            scene_seed=5,
+            scenes=[0, 1],
+            data=store.root,
+        )
+        assert sum(row.success for row in rows) == successes
+        assert all(first_chunk_follows(row) for row in rows)

@@ -155,3 +155,9 @@ def test_the_report_is_the_same_bytes_and_self_contained(tmp_path: Path) -> None
     )
     for file in files:
         assert (tmp_path / "out-a" / file).read_bytes() == (tmp_path / "out-b" / file).read_bytes(), file
+
+
+def test_the_committed_report_follows_from_the_committed_rollouts(tmp_path: Path) -> None:
+    results = Path(__file__).parents[1] / "results"
+    write_report([results], tmp_path)
+    assert (tmp_path / "REPORT.md").read_bytes() == (results / "REPORT.md").read_bytes()
