@@ -196,7 +196,6 @@ def evaluate(
     from .controllers import Intervention
     from .evaluation import evaluate, summary
 
-    data = data or find_references(out)
     shown = Intervention(reference, matcher, phase_offset, phase_speed, permute_pairs, depth_sampling)
     rows = evaluate(
         policy,
@@ -214,7 +213,7 @@ def evaluate(
         from .story import watch
         from .video import write_video
 
-        print(f"wrote {write_video(watch(policy, shown, rows[0], data), out)}")
+        print(f"wrote {write_video(watch(policy, shown, rows[0], data or find_references(out)), out)}")
     print(f"{len(rows)} rollouts in {out / 'episodes.jsonl'}; next: memcorr report {out}")
 
 

@@ -22,6 +22,7 @@ import torch
 from tqdm import tqdm
 
 from .checkpoints import CONFIG, MODEL, Config, model_update
+from .collect import find_references
 from .controllers import GROUND_TRUTH, NO_MATCHER, SCRIPTED, Intervention, make_controller
 from .devices import keep_freed_memory
 from .episodes import EPISODES, Episode, read_episodes, write_episodes
@@ -64,6 +65,11 @@ def find_subject(policy: str) -> Subject:
     return Subject(str(folder), config.experiment.name, config.seed, stage, checkpoint, config.experiment)
 
 
+def follows(subject: Subject, shown: Intervention) -> bool:
+    """Whether a reference is supplied at all."""
+    return subject.recipe is not None and not subject.recipe.visual and shown.reference != "empty"
+
+
 def settle(subject: Subject, shown: Intervention) -> Intervention:
     """`shown` with what the policy never looks at named as such; refuses interventions without meaning."""
     if shown.matcher not in (*MATCHERS, GROUND_TRUTH, NO_MATCHER):
@@ -75,7 +81,7 @@ def settle(subject: Subject, shown: Intervention) -> Intervention:
         raise UserError(f"{subject.experiment} follows no reference, so --reference {shown.reference} means nothing")
     if recipe and recipe.network == "visual-unet" and shown.reference == "empty":
         raise UserError("visual-unet was never trained without its condition, so --reference empty means nothing")
-    referenced = recipe is not None and not recipe.visual and shown.reference != "empty"
+    referenced = follows(subject, shown)
     matched = referenced and recipe is not None and recipe.representation != "motion"
     if not referenced and (shown.phase_offset, shown.phase_speed) != (0, 1.0):
         raise UserError(f"{subject.experiment} with reference {shown.reference} has no phase to change")
@@ -208,10 +214,13 @@ def evaluate(
     tasks: Sequence[Task] = TASKS,
     scene_seed: int = 0,
     scenes: Sequence[int] = (),
-    data: Path = Path("data/demos"),
+    data: Path | None = None,
     workers: int = 1,
 ) -> list[Episode]:
-    """Runs what is missing and returns all rows that were asked for."""
+    """Runs what is missing and returns all rows that were asked for.
+
+    Without `data` the references are found, or recorded, by `find_references`.
+    """
     if workers < 1:
         raise UserError(f"--workers {workers}: give at least 1")
     if scene_seed < 0:
@@ -220,6 +229,8 @@ def evaluate(
     shown = settle(subject, shown or Intervention())
     jobs = list_jobs(conditions, scene_seed, tasks, scenes)
     wanted = {episode(subject, shown, job).key: job for job in jobs}
+    if data is None and follows(subject, shown):
+        data = find_references(out)
     with claimed(out) as path:
         present = {e.key: e for e in read_episodes(path)}
         for key in wanted.keys() & present.keys():
@@ -233,7 +244,7 @@ def evaluate(
         bar.update(len(wanted) - len(missing))
         successes = sum(present[key].success for key in wanted.keys() & present.keys())
         with path.open("a") as file, bar:
-            for job, outcome in run_jobs(Work(subject.policy, data, shown, lanes), missing, workers):
+            for job, outcome in run_jobs(Work(subject.policy, data or Path(), shown, lanes), missing, workers):
                 row = episode(subject, shown, job, outcome)
                 file.write(row.line())
                 file.flush()
