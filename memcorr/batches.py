@@ -16,8 +16,8 @@ from .dataset import Dataset, Rows
 from .diffusion import DIFFUSION_STEPS, PAIRED_TIMESTEPS, paired_noise, q_sample
 from .experiments import Experiment
 from .images import network_image
-from .matches import Matches
-from .mixture import Mixture, join_matches, source_counts
+from .matches import Matches, join_matches
+from .mixture import Mixture, source_counts
 from .normalisation import Normalisation
 from .protocol import PROTOCOL, TASKS
 from .relations import TOKENS

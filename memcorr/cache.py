@@ -27,7 +27,7 @@ from .errors import UserError
 from .files import output_folder, read_json, write_json, written_whole
 from .frames import Frame
 from .matchers import Matcher, is_weights, load_matcher, weights_digest
-from .matches import Matches, residuals
+from .matches import Matches, join_matches, residuals
 from .matching import Reference, match_references, prepare_references
 from .protocol import PROTOCOL, DepthSampling
 from .references import TieBreak, closest_frames, training_reference
@@ -85,8 +85,7 @@ def matched_in_batches(
     for i in range(0, len(frames), BATCH):
         index = np.minimum(np.arange(i, i + BATCH), len(frames) - 1)
         parts.append(match_references(matcher, [references[k] for k in index], [frames[k] for k in index], sampling))
-    joined = (np.concatenate([getattr(p, k) for p in parts]) for k in ("p_ref", "p_live", "confidence", "valid"))
-    return Matches(*(array[: len(frames)] for array in joined))
+    return join_matches(*parts)[: len(frames)]
 
 
 def match_demonstration(

@@ -137,7 +137,7 @@ def train(
     """Train one policy in two stages; the same command continues an interrupted run.
 
     Args:
-        experiment: memcorr, standard, motion, centroid, visual-transformer, visual-unet or debug.
+        experiment: memcorr, memcorr-paper, standard, motion, centroid, visual-transformer, visual-unet or debug.
         data: Demonstrations to train on.
         seed: Draws initial weights and batches; the paper's are 42, 43 and 44.
         out: Folder of the run; runs/EXPERIMENT-SEED if not given.
@@ -249,7 +249,7 @@ def reproduce(
     """Collect, match, train, evaluate and report in order; the same command continues.
 
     Args:
-        tier: smoke runs every verb in minutes; cpu trains one seed of the main policy and its baseline;
+        tier: smoke runs every verb in minutes; cpu trains one seed of the main policy and two baselines;
             full is the whole paper.
         out: Folder for everything that is made.
         matcher: embedded, romav2 or flow.

@@ -116,7 +116,7 @@ class PolicyController:
             fallback = matches.valid.sum(axis=-1) < MIN_VALID
             if shown.permuted:
                 matches = permute_pairs(matches)
-        rows = [None if matches is None else matches.row(i) for i in range(len(decisions))]
+        rows = [None if matches is None else matches[i] for i in range(len(decisions))]
         with self.watch("sample"):
             conditions = []
             for decision, task, j, matched in zip(decisions, tasks, js, rows, strict=True):

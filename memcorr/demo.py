@@ -82,8 +82,8 @@ def filmstrip(stories: Sequence[Story], path: Path) -> Path:
     """One row per story: how it starts, how it goes on, how it ends."""
     rows = []
     for story in stories:
-        told, last = list(pictures(story)), len(story.moments) - 1
-        chosen = [told[i] for i in (0, round(0.6 * last), last)]
+        last = len(story.moments) - 1
+        chosen = [p for i, p in enumerate(pictures(story)) if i in (0, round(0.6 * last), last)]
         rows.append(
             np.concatenate([cv2.resize(p, None, fx=0.5, fy=0.5, interpolation=cv2.INTER_AREA) for p in chosen], 1)
         )

@@ -35,9 +35,14 @@ class Matches:
     confidence: Array  # (..., 16) in [0, 1]
     valid: NDArray[np.bool_]  # (..., 16)
 
-    def row(self, i: int) -> Matches:
-        """One decision of a batch."""
-        return Matches(self.p_ref[i], self.p_live[i], self.confidence[i], self.valid[i])
+    def __getitem__(self, index: int | slice | NDArray[np.int64]) -> Matches:
+        """Some decisions of a batch, or one."""
+        return Matches(self.p_ref[index], self.p_live[index], self.confidence[index], self.valid[index])
+
+
+def join_matches(*parts: Matches) -> Matches:
+    """Batches one after the other."""
+    return Matches(*(np.concatenate([getattr(p, name) for p in parts]) for name in Matches.__dataclass_fields__))
 
 
 def transform(T: Array, p: Array) -> Array:

@@ -6,7 +6,7 @@ Every batch holds exactly 25 % ground truth, 50 % raw cache rows and 25 % residu
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,17 +53,14 @@ class Mixture:
 
     def raw(self, index: Rows) -> Matches:
         """The matches as measured."""
-        m = self.cache.matches
-        return Matches(m.p_ref[index], m.p_live[index], m.confidence[index], m.valid[index])
+        return self.cache.matches[index]
 
     def bootstrap(self, index: Rows, draws: NDArray[np.int64]) -> Matches:
         """Residual bootstrap: true live points plus resampled residuals; the rest as measured.
 
         `draws` (B, 16) indexes the pool. Points that were invalid stay invalid.
         """
-        m = self.cache.matches
-        p_live = self.cache.p_live_true[index] + self.pool[draws]
-        return Matches(m.p_ref[index], p_live, m.confidence[index], m.valid[index])
+        return replace(self.raw(index), p_live=self.cache.p_live_true[index] + self.pool[draws])
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(np.ascontiguousarray(self.rows).tobytes())
@@ -90,7 +87,3 @@ def _checked_rows(dataset: Dataset, cache: Cache) -> Rows:
     if gap.size and gap.max() > SAME_DATA:
         raise UserError(f"{other} (its true points are {1000 * gap.max():.0f} mm off)")
     return rows
-
-
-def join_matches(*parts: Matches) -> Matches:
-    return Matches(*(np.concatenate([getattr(p, name) for p in parts]) for name in Matches.__dataclass_fields__))

@@ -124,7 +124,7 @@ class Follower:
         if self.matcher:
             if j not in self._prepared:
                 (self._prepared[j],) = prepare_references(self.matcher, [self.reference.frame(j)])
-            matches = match_references(self.matcher, [self._prepared[j]], [frame]).row(0)
+            matches = match_references(self.matcher, [self._prepared[j]], [frame])[0]
         condition = self.policy.condition(frame, matches=matches, gripper_ref=self.reference.gripper, j=j)
         return self.policy.plan(condition, initial_noise(seed, elapsed)[None])[0]
 

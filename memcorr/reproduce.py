@@ -102,7 +102,7 @@ TIERS: dict[Tier, Plan] = {
         recipes={"memcorr": dataclasses.replace(EXPERIMENTS["memcorr"], train_pairs=2, batch=8, updates=(4, 2))},
     ),
     "cpu": Plan(
-        cost="on two cores about 3 hours per trained policy, three policies, and an hour of rollouts; 1 GB",
+        cost="about 4 hours per trained policy (2.5 with --threads 2), three policies, and an hour of rollouts; 1 GB",
         seeds=(42,),
         evaluations={
             "memcorr": (*MAIN, *PHASES),
@@ -111,7 +111,7 @@ TIERS: dict[Tier, Plan] = {
         },
     ),
     "full": Plan(
-        cost="on two cores about 3 hours per trained policy, 21 policies, and a day of rollouts; 2 GB",
+        cost="about 4 hours per trained policy (2.5 with --threads 2), 21 policies, and a day of rollouts; 2 GB",
         seeds=(42, 43, 44),
         evaluations={
             "memcorr": (*MAIN, *PHASES),

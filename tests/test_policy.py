@@ -112,7 +112,7 @@ def test_a_follower_plans_what_the_rollout_plans(folders: dict[str, Path], store
         chunks[task] = follower.plan(frame, elapsed)
         assert np.array_equal(chunks[task], follower.plan(frame, elapsed))
         assert follower.matcher is not None
-        matches = match_references(follower.matcher, [follower._prepared[elapsed]], [frame]).row(0)
+        matches = match_references(follower.matcher, [follower._prepared[elapsed]], [frame])[0]
         assert plan.matches is not None and np.allclose(matches.p_live, plan.matches.p_live, atol=1e-4)
         condition = policy.condition(frame, matches=plan.matches, gripper_ref=reference.gripper, j=elapsed)
         assert np.allclose(chunks[task], policy.plan(condition, initial_noise(0, elapsed)[None])[0], atol=1e-2)

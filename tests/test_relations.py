@@ -51,7 +51,7 @@ def test_tokens_equal_the_paper_field_by_field() -> None:
     relations = build_relations(matches, g_q, g_r, j)
     assert relations.tokens.dtype == np.float32
     for b in range(5):
-        one = Matches(*(getattr(matches, f.name)[b] for f in dataclasses.fields(Matches)))
+        one = matches[b]
         assert np.array_equal(relations.tokens[b], transcription(one, g_q[b], g_r[b], int(j[b])))
         assert np.array_equal(relations.valid[b], np.repeat(one.valid, 4))
         alone = build_relations(one, g_q[b], g_r[b], int(j[b]))  # live use: no batch axis
