@@ -87,8 +87,9 @@ def mark(axis: plt.Axes, x: float, width: float, episodes: Sequence[Episode], co
         axis.text(x, 3, NOT_MEASURED, rotation=90, ha="center", va="bottom", color="0.55", fontsize=7.5)
         return
     axis.bar(x, percent(episodes), width * 0.92, color=colour, alpha=0.85)
-    inside = f"{sum(e.success for e in episodes)}/{len(episodes)}"
-    axis.text(x, 2, inside, rotation=90, ha="center", va="bottom", color="black", fontsize=7.5)
+    label = f"{sum(e.success for e in episodes)}/{len(episodes)}"
+    y = 2 if percent(episodes) >= 20 else percent(episodes) + 3  # above a bar that is too short to hold it
+    axis.text(x, y, label, rotation=90, ha="center", va="bottom", color="black", fontsize=7.5)
     groups = seeds(episodes)
     offsets = np.linspace(-0.25, 0.25, len(groups)) * width if len(groups) > 1 else [0.0]
     for offset, (_, rows) in zip(offsets, groups, strict=True):

@@ -330,7 +330,7 @@ def test_visual_and_motion_policies_decide_without_a_matcher(
 
 @pytest.mark.slow
 def test_the_shipped_policy_does_as_the_reference_shows(store: Store, tmp_path: Path) -> None:
-    """Two scenes of a seed that nothing was chosen on, combined shift, both tasks, right and opposite reference."""
+    """Two fresh scenes of the combined shift, both tasks, right and opposite reference."""
     assert find_subject("shipped").stage == "final"
     for reference, successes in (("correct", 4), ("opposite", 0)):
         rows = evaluate(
