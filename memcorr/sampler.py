@@ -111,23 +111,27 @@ class TransformerSampler:
         # Rows of x: all conditional actions, then all unconditional ones. The buffers and their
         # views serve all steps; for one sample, making them anew would cost as much as the maths.
         x = noise.new_empty(branches * R, WIDTH)
-        x_cond, x_free = x[:R], x[R:].view(-1, CHUNK, WIDTH)
-        inputs = x.view(branches, B, CHUNK, WIDTH)
+        x_cond, x_free = x[:R], x[R:]
         qkv, hidden = x.new_empty(branches * R, 3 * WIDTH), x.new_empty(branches * R, HIDDEN)
         q, k, v = qkv.view(branches * B, CHUNK, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4).unbind(0)
+        one_branch, both = (x_cond, qkv[:R], q[:B], k[:B], v[:B]), (x, qkv, q, k, v)
+        inputs, added_free = x_cond.view(B, CHUNK, WIDTH), x_free.view(-1, CHUNK, WIDTH)
         q_cross = x.new_empty(R, WIDTH)
         q_cross_heads = heads(q_cross.view(B, CHUNK, WIDTH))
         z_t = noise
         for step, coefficients in zip(self.steps, ddim_coefficients(), strict=True):
-            inputs.copy_(torch.matmul(z_t, self.action.weight).add_(step))
+            torch.add(torch.matmul(z_t, self.action.weight), step, out=inputs)
             for block, memory in zip(self.blocks, memories, strict=True):
-                torch.addmm(block.qkv.bias, _norm(x, block.norm_self), block.qkv.weight, out=qkv)
-                block.self_out.add_to(x, _merged(F.scaled_dot_product_attention(q, k, v)))
+                if block is self.blocks[0]:  # the branches are the same until the first of them hears the condition
+                    _self_attention(block, *one_branch)
+                    x_free.copy_(x_cond[: len(x_free)])
+                else:
+                    _self_attention(block, *both)
                 torch.addmm(block.q.bias, _norm(x_cond, block.norm_cross), block.q.weight, out=q_cross)
                 attended = F.scaled_dot_product_attention(q_cross_heads, memory.k, memory.v, bias)
                 block.cross_out.add_to(x_cond, _merged(attended))
                 if guided:
-                    x_free.add_(memory.state_only)
+                    added_free.add_(memory.state_only)
                 torch.addmm(block.expand.bias, _norm(x, block.norm_mlp), block.expand.weight, out=hidden)
                 block.contract.add_to(x, F.gelu(hidden))
             h = _norm(x, self.network.norm_out)
@@ -136,6 +140,12 @@ class TransformerSampler:
             eps_hat = torch.addmm(self.out.bias, h, self.out.weight).view_as(noise)
             z_t = ddim_step(z_t, eps_hat, coefficients)
         return z_t
+
+
+def _self_attention(block: Block, x: Tensor, qkv: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
+    """In place on the rows x; q, k and v are views of the buffer qkv."""
+    torch.addmm(block.qkv.bias, _norm(x, block.norm_self), block.qkv.weight, out=qkv)
+    block.self_out.add_to(x, _merged(F.scaled_dot_product_attention(q, k, v)))
 
 
 def _norm(x: Tensor, norm: nn.LayerNorm) -> Tensor:
