@@ -132,6 +132,7 @@ def train(
     cache: Path | None = None,
     device: str = "auto",
     threads: int = 1,
+    stage_one: Path | None = None,
     dry_run: bool = False,
 ) -> None:
     """Train one policy in two stages; the same command continues an interrupted run.
@@ -144,13 +145,15 @@ def train(
         cache: Correspondence cache (`memcorr match`), which stage two of a relation policy needs.
         device: auto, cpu or cuda.
         threads: Threads of this process; runs side by side are faster with one each.
+        stage_one: Begin with stage two after this stage-one folder of a run that differs in stage two alone.
         dry_run: Print the resolved configuration and the parameter total as JSON, and stop.
     """
     from .training import train
 
     if not seed.isdecimal():
         raise UserError(f"--seed {seed!r}: give a whole number, such as 42")
-    train(experiment, data, int(seed), out or Path("runs") / f"{experiment}-{seed}", cache, device, threads, dry_run)
+    folder = out or Path("runs") / f"{experiment}-{seed}"
+    train(experiment, data, int(seed), folder, cache, device, threads, dry_run, stage_one)
 
 
 @app.command

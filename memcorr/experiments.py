@@ -48,6 +48,16 @@ class Experiment:
     def total_updates(self) -> int:
         return sum(self.updates)
 
+    def begins_like(self, other: Experiment) -> bool:
+        """Whether the two differ in stage two alone."""
+
+        def stage_one(e: Experiment) -> Experiment:
+            return dataclasses.replace(
+                e, name="", phase_errors=None, updates=(e.updates[0], 0), learning_rate=(e.learning_rate[0], 0.0)
+            )
+
+        return stage_one(self) == stage_one(other)
+
     def build(self) -> nn.Module:
         """A freshly initialised network."""
         return {

@@ -24,7 +24,18 @@ from tqdm import tqdm
 
 from .batches import Batch, Batches
 from .cache import read_cache
-from .checkpoints import CONFIG, MODEL, STAGE_ONE, STATE, Config, model_update, read_tensors, write_model, write_tensors
+from .checkpoints import (
+    CONFIG,
+    MODEL,
+    STAGE_ONE,
+    STATE,
+    Config,
+    model_update,
+    read_model,
+    read_tensors,
+    write_model,
+    write_tensors,
+)
 from .dataset import Dataset, load_dataset
 from .demos import Store
 from .devices import choose_device, keep_freed_memory
@@ -36,7 +47,7 @@ from .mixture import Mixture
 from .networks import parameter_total
 from .normalisation import Normalisation, measure
 from .validation import Validation
-from .weights import Weights
+from .weights import Weights, gather
 
 LOG_EVERY, SAVE_EVERY, VALIDATE_EVERY = 50, 250, 1000
 
@@ -134,6 +145,17 @@ class Run:
             )
         self.export()
 
+    def adopt(self, stage_one: Path) -> None:
+        """Begins with stage two, where another run's finished stage one ended."""
+        config, network, _ = read_model(stage_one, self.device)
+        if model_update(stage_one) != self.experiment.updates[0] or not config.experiment.begins_like(self.experiment):
+            raise UserError(f"{stage_one} is not the end of a stage one of {self.experiment.name}")
+        if (config.seed, config.data) != (self.config.seed, self.config.data):
+            raise UserError(f"{stage_one} was trained with another seed or on other demonstrations")
+        self.weights.ema.copy_(gather(network, self.device))
+        self.update = self.experiment.updates[0]
+        self.save()
+
 
 def train(
     experiment: str | Experiment,
@@ -144,10 +166,12 @@ def train(
     device: str = "auto",
     threads: int = 1,
     dry_run: bool = False,
+    stage_one: Path | None = None,
 ) -> None:
     """Trains one policy into `out`; the same command again continues it.
 
-    Relation policies need `cache` for stage two; without it the run stops after stage one. One
+    Relation policies need `cache` for stage two; without it the run stops after stage one. A recipe
+    that differs in stage two alone may begin with another run's `stage_one` folder: same bits. One
     thread is the default because several runs side by side then do not slow each other down.
     """
     recipe = find_experiment(experiment) if isinstance(experiment, str) else experiment
@@ -172,6 +196,8 @@ def train(
     with claimed(out, config):
         run = Run(out, config, dataset, mixture, where)
         run.resume()
+        if stage_one is not None and run.update == 0:
+            run.adopt(stage_one)
         if run.update >= run.end:
             print(outcome(run, data))
             return

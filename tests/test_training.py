@@ -156,6 +156,26 @@ def test_without_a_cache_stage_one_is_the_end_until_there_is_one(
     assert_same_weights(out, uninterrupted)
 
 
+def test_stage_two_of_another_recipe_may_follow_the_same_stage_one(
+    store: Store, cached: Path, uninterrupted: Path, tmp_path: Path
+) -> None:
+    assert [e.name for e in EXPERIMENTS.values() if e.begins_like(MAIN)] == ["memcorr", "memcorr-paper"]
+    other, stage_one = dataclasses.replace(TINY, name="other", phase_errors=None), uninterrupted / "stage-one"
+    train(TINY, store.root, 42, tmp_path / "same", cached, stage_one=stage_one)
+    assert_same_weights(tmp_path / "same", uninterrupted)
+    train(other, store.root, 42, tmp_path / "whole", cached)
+    train(other, store.root, 42, tmp_path / "second", cached, stage_one=stage_one)
+    assert_same_weights(tmp_path / "second", tmp_path / "whole")
+    for wrong, seed, folder, words in (
+        (dataclasses.replace(TINY, paired=False), 42, stage_one, "not the end of a stage one"),
+        (TINY, 42, uninterrupted, "not the end of a stage one"),
+        (TINY, 43, stage_one, "another seed"),
+        (TINY, 42, tmp_path, "holds no policy"),
+    ):
+        with pytest.raises(UserError, match=words):
+            train(wrong, store.root, seed, tmp_path / f"wrong-{seed}-{wrong.paired}", cached, stage_one=folder)
+
+
 def test_stage_two_starts_from_the_ema_with_a_fresh_optimiser(dataset: Dataset, cache: Cache, tmp_path: Path) -> None:
     weights = Weights(ActionTransformer(), ActionTransformer(), TINY, torch.device("cpu"))
     batches = Batches(dataset, measure(dataset.windows, None), TINY)
