@@ -102,7 +102,7 @@ TIERS: dict[Tier, Plan] = {
         recipes={"memcorr": dataclasses.replace(EXPERIMENTS["memcorr"], train_pairs=2, batch=8, updates=(4, 2))},
     ),
     "cpu": Plan(
-        cost="about 4 hours per trained policy (2.5 with --threads 2), three and a third, and an hour of rollouts; 1 GB",
+        cost="about 4 hours per trained policy (2.5 with --threads 2), 3 1/3 in all, an hour of rollouts; 1 GB",
         seeds=(42,),
         evaluations={
             "memcorr": (*MAIN, *PHASES),
