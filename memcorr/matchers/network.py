@@ -67,23 +67,17 @@ class SelfAttention(Attention):
 
     def forward(self, x: Tensor, position: Tensor) -> Tensor:
         h = self.norm(x)
-        q, k = _together(h + position, self.q, self.k)
-        return self.finish(x, _attend(q, k, self.v(h)))
+        placed = h + position
+        return self.finish(x, _attend(self.q(placed), self.k(placed), self.v(h)))
 
 
 class CrossAttention(Attention):
     """The first half of the images looks at the second half, and the other way round."""
 
     def forward(self, x: Tensor) -> Tensor:
-        half = len(x) // 2
-        q, k, v = (t.split(half) for t in _together(self.norm(x), self.q, self.k, self.v))
+        h, half = self.norm(x), len(x) // 2
+        q, k, v = (layer(h).split(half) for layer in (self.q, self.k, self.v))
         return self.finish(x, torch.cat([_attend(q[0], k[1], v[1]), _attend(q[1], k[0], v[0])]))
-
-
-def _together(x: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
-    """Several layers' answers to the same input, in one product."""
-    weight, bias = (torch.cat([getattr(layer, name) for layer in layers]) for name in ("weight", "bias"))
-    return F.linear(x, weight, bias).chunk(len(layers), dim=-1)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
