@@ -24,8 +24,9 @@ class Case:
     baseline: Callable[[], object]
     baseline_name: str
     rounds: int = 30
-    ours_ms: Callable[[], float] | None = None  # where `ours` times itself, for instance per item of a batch
-    note: Callable[[], str] | None = None  # a remark for people, after the measurement
+    ours_items: int = 1  # that one call deals with; times are per item
+    baseline_items: int = 1
+    note: Callable[[Result], str] | None = None  # a remark for people, after the measurement
 
 
 @dataclass(frozen=True)
@@ -123,17 +124,16 @@ CASES: dict[str, Callable[[], Case]] = {
 
 
 def measure(name: str, case: Case) -> Result:
-    def milliseconds(f: Callable[[], object]) -> float:
+    def milliseconds(f: Callable[[], object], items: int) -> float:
         start = time.perf_counter()
         f()
-        return 1e3 * (time.perf_counter() - start)
+        return 1e3 * (time.perf_counter() - start) / items
 
-    def ours() -> float:
-        whole = milliseconds(case.ours)
-        return case.ours_ms() if case.ours_ms else whole
-
-    ours(), case.baseline()  # warm up
-    times = [(ours(), milliseconds(case.baseline)) for _ in range(case.rounds)]
+    case.ours(), case.baseline()  # warm up
+    times = [
+        (milliseconds(case.ours, case.ours_items), milliseconds(case.baseline, case.baseline_items))
+        for _ in range(case.rounds)
+    ]
     mine, baseline = (statistics.median(column) for column in zip(*times, strict=True))
     return Result(name, mine, case.baseline_name, baseline, baseline / mine)
 
@@ -159,7 +159,7 @@ def run(names: Sequence[str], as_json: bool) -> list[Result]:
                 f"{result.baseline} ({result.baseline_ms:.3f} ms)"
             )
             if case.note:
-                print(f"{'':10} {case.note()}")
+                print(f"{'':10} {case.note(result)}")
     if as_json:
         print(json.dumps([asdict(r) for r in results], indent=2))
     return results

@@ -14,9 +14,7 @@ import contextlib
 import multiprocessing
 import os
 import shutil
-import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -26,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .bench import Case
+from .bench import Case, Result
 from .checkpoints import Config
 from .collect import record
 from .conditions import Condition
@@ -144,18 +142,13 @@ def rollouts(baseline: Literal["alone", "straightforward"] = "alone", matcher: s
     atexit.register(shutil.rmtree, root, ignore_errors=True)
     for task in TASKS:
         record(root, demonstration_scenes()[0], task)
-    ours, single = Team("batched", WORKERS, LANES, root, matcher), Team(baseline, 1, 1, root, matcher)
-    seconds: list[float] = []
+    alone = {"alone": 4, "straightforward": 1}[baseline]  # rollouts per turn; a turn of ours takes some 10 s
+    ours, single = Team("batched", WORKERS, LANES, root, matcher), Team(baseline, 1, alone, root, matcher)
 
-    def batched() -> None:
-        start = time.perf_counter()
-        ours.run()
-        seconds.append((time.perf_counter() - start) / (WORKERS * LANES))
-
-    def note() -> str:
+    def note(result: Result) -> str:
         total = sum(ours.spent.values())
         shares = ", ".join(f"{name} {100 * s / total:.0f} %" for name, s in sorted(ours.spent.items()))
-        rate = 60 / statistics.median(seconds[1:])
+        rate = 6e4 / result.ours_ms
         return f"{rate:.0f} rollouts of 25 decisions per minute, {WORKERS} processes of {LANES} lanes; {shares}"
 
     how = {
@@ -163,11 +156,12 @@ def rollouts(baseline: Literal["alone", "straightforward"] = "alone", matcher: s
         "straightforward": "reference encoded at every replan, 40 network evaluations",
     }[baseline]
     return Case(
-        batched,
+        ours.run,
         single.run,
         f"one rollout at a time: {how}; {matcher} matcher",
-        rounds=5,
-        ours_ms=lambda: 1e3 * seconds[-1],
+        rounds=6,
+        ours_items=WORKERS * LANES,
+        baseline_items=alone,
         note=note,
     )
 
