@@ -1,7 +1,7 @@
 """`memcorr reproduce`: all verbs in order, resumable, with its expected cost printed first.
 
 smoke   every verb on two pairs and tiny training: does the whole path work here?
-cpu     one seed of MemCorr-DP, of its standard objective and of the visual Transformer, and all they are asked
+cpu     one seed of MemCorr-DP, of its standard objective and of the two visual policies, and all they are asked
 full    three seeds of all seven experiments and every intervention of the paper
 
 Each policy is evaluated as soon as it is trained, and the report is written anew after each.
@@ -102,13 +102,14 @@ TIERS: dict[Tier, Plan] = {
         recipes={"memcorr": dataclasses.replace(EXPERIMENTS["memcorr"], train_pairs=2, batch=8, updates=(4, 2))},
     ),
     "cpu": Plan(
-        cost="about 4 hours per trained policy (2.5 with --threads 2), 3 1/3 in all, an hour of rollouts; 1 GB",
+        cost="about 4 hours per trained policy (2.5 with --threads 2), 4 in all, an hour of rollouts; 1 GB",
         seeds=(42,),
         evaluations={
             "memcorr": (*MAIN, *PHASES),
             "standard": interventions(stage_one=True),
             "memcorr-paper": (Evaluation(SHIFTS),),
             "visual-transformer": SYSTEM,
+            "visual-unet": SYSTEM,
         },
     ),
     "full": Plan(
