@@ -142,8 +142,8 @@ def rollouts(baseline: Literal["alone", "straightforward"] = "alone", matcher: s
     atexit.register(shutil.rmtree, root, ignore_errors=True)
     for task in TASKS:
         record(root, demonstration_scenes()[0], task)
-    alone = {"alone": 4, "straightforward": 1}[baseline]  # rollouts per turn; a turn of ours takes some 10 s
-    ours, single = Team("batched", WORKERS, LANES, root, matcher), Team(baseline, 1, alone, root, matcher)
+    per_turn = {"alone": 4, "straightforward": 1}[baseline]  # rollouts; a turn of ours takes some 10 s
+    ours, single = Team("batched", WORKERS, LANES, root, matcher), Team(baseline, 1, per_turn, root, matcher)
 
     def note(result: Result) -> str:
         total = sum(ours.spent.values())
@@ -161,7 +161,7 @@ def rollouts(baseline: Literal["alone", "straightforward"] = "alone", matcher: s
         f"one rollout at a time: {how}; {matcher} matcher",
         rounds=6,
         ours_items=WORKERS * LANES,
-        baseline_items=alone,
+        baseline_items=per_turn,
         note=note,
     )
 

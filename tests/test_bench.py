@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 
-import pytest
-
 from memcorr.bench import Case, measure
 
 
@@ -22,6 +20,5 @@ def test_ours_and_the_baseline_take_turns_and_times_are_per_item() -> None:
 
     result = measure("naps", Case(ours, baseline, "longer naps", rounds=3, ours_items=4, baseline_items=2))
     assert turns == ["ours", "baseline"] * 4  # the first turn warms up
-    assert result.ours_ms == pytest.approx(10, rel=0.3)
-    assert result.baseline_ms == pytest.approx(20, rel=0.3)
+    assert 10 <= result.ours_ms < 20 <= result.baseline_ms < 40  # naps may last longer, never shorter
     assert result.ratio == result.baseline_ms / result.ours_ms
