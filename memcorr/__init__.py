@@ -1,16 +1,56 @@
-"""MemCorr-DP: a diffusion policy that follows a selected reference demonstration."""
+"""MemCorr-DP: a diffusion policy that follows a selected reference demonstration.
+
+import memcorr
+
+reference = memcorr.Store.open("demo/demos").demonstration(pair=0, task="close")
+follower = memcorr.load_policy().follow(reference)
+plan = follower.plan(frame, elapsed)
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .policy import Policy
+    from .correspondence.matcher import Matcher as Matcher
+    from .demos.store import Demonstration as Demonstration
+    from .demos.store import Store as Store
+    from .errors import UserError as UserError
+    from .frames import Camera as Camera
+    from .frames import Frame as Frame
+    from .policy.policy import Plan as Plan
+    from .policy.policy import Policy as Policy
+    from .policy.policy import load_policy as load_policy
+    from .worlds.world import World as World
+
+# Imported when asked for: torch and MuJoCo take seconds, and not everybody needs both.
+_PLACES = {
+    "Camera": "frames",
+    "Demonstration": "demos.store",
+    "Frame": "frames",
+    "Matcher": "correspondence.matcher",
+    "Plan": "policy.policy",
+    "Policy": "policy.policy",
+    "Store": "demos.store",
+    "UserError": "errors",
+    "World": "worlds.world",
+    "load_policy": "policy.policy",
+}
+__all__ = [*sorted(_PLACES), "__version__"]
+
+try:
+    __version__ = version("memcorr")
+except PackageNotFoundError:  # run from a folder that was never installed
+    __version__ = "0"
 
 
-def load_policy(policy: str | Path = "shipped", device: str = "auto") -> Policy:
-    """The shipped policy, or one from its folder; see `memcorr.policy`."""
-    from .policy import load_policy as load  # torch takes a second to import; other commands do without
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'memcorr' has no attribute {name!r}")
+    return getattr(import_module(f".{_PLACES[name]}", __name__), name)
 
-    return load(policy, device)
+
+def __dir__() -> list[str]:
+    return __all__

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 
 from .errors import UserError
+from .runs import CORES
 
 
 def _versions(*packages: str) -> str:
@@ -15,10 +16,10 @@ def _versions(*packages: str) -> str:
 
 
 def _renderer() -> str:
-    from .scenes import demonstration_scenes
-    from .sim import DoorWorld
+    from .worlds.scenes import demonstration_scenes
+    from .worlds.world import World
 
-    world = DoorWorld()
+    world = World()
     world.reset(demonstration_scenes()[0])
     frame = world.observe()
     if not 100 < frame.mask.sum() < 2000:
@@ -36,20 +37,20 @@ def _torch() -> str:
 
 
 def _embedded() -> str:
-    from .matchers.embedded import WEIGHTS, load_network
+    from .correspondence.embedded.matcher import WEIGHTS, load_network
 
     load_network(WEIGHTS)
     return f"weights found, {WEIGHTS.stat().st_size / 1e6:.1f} MB"
 
 
 def _romav2() -> str:
-    from .matchers.romav2 import status
+    from .correspondence.romav2 import status
 
     return status()
 
 
 def _policy() -> str:
-    from .evaluation import find_subject
+    from .evaluation.evaluate import find_subject
 
     subject = find_subject("shipped")
     return f"shipped policy found: {subject.experiment}, seed {subject.train_seed}, {subject.stage}"
@@ -57,7 +58,7 @@ def _policy() -> str:
 
 CHECKS: dict[str, tuple[bool, Callable[[], str]]] = {  # needed, finding
     "python": (True, lambda: f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
-    "cores": (True, lambda: str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())),
+    "cores": (True, lambda: str(CORES)),
     "simulator": (True, lambda: _versions("mujoco", "metaworld", "gymnasium")),
     "rendering": (True, _renderer),
     "torch": (True, _torch),
@@ -67,13 +68,10 @@ CHECKS: dict[str, tuple[bool, Callable[[], str]]] = {  # needed, finding
 }
 
 
-def examine() -> bool:
-    """Prints one line per check; true if everything that is needed is there."""
-    healthy = True
+def examine() -> Iterator[tuple[bool, str]]:
+    """One finding per check: whether memcorr can work with it, and a line that says so."""
     for name, (needed, finding) in CHECKS.items():
         try:
-            print(f"  ok       {name:10} {finding()}")
+            yield True, f"  ok       {name:10} {finding()}"
         except (UserError, ImportError, PackageNotFoundError, OSError, RuntimeError) as problem:
-            print(f"  {'MISSING' if needed else 'absent '}  {name:10} {problem}")
-            healthy &= not needed
-    return healthy
+            yield not needed, f"  {'MISSING' if needed else 'absent '}  {name:10} {problem}"

@@ -9,66 +9,66 @@ Each policy is evaluated as soon as it is trained, and the report is written ane
 
 from __future__ import annotations
 
-import dataclasses
+import logging
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from .cache import build_cache
-from .checkpoints import CONFIG, STAGE_ONE
-from .collect import collect
-from .controllers import GROUND_TRUTH, Intervention
-from .demos import Store
-from .evaluation import evaluate, find_subject, summary
-from .experiments import EXPERIMENTS, Experiment
-from .metrics import METRICS
-from .protocol import PROTOCOL, Condition
-from .report import write_report
-from .training import train
+from .correspondence.cache import build_cache
+from .demos.collect import collect
+from .demos.store import Store
+from .evaluation.evaluate import evaluate, find_subject, summary
+from .evaluation.intervention import GROUND_TRUTH, Intervention
+from .policy.checkpoint import CONFIG
+from .report.page import write_report
+from .report.paper import MATCHED, USUAL
+from .runs import CORES
+from .spec import SPEC, TestSet
+from .training.experiments import EXPERIMENTS, Experiment
+from .training.loop import STAGE_ONE, train
+from .training.metrics import METRICS
 
+log = logging.getLogger(__name__)
 Tier = Literal["smoke", "cpu", "full"]
 PHASE_OFFSETS, PHASE_SPEEDS = (-16, -8, 8, 16), (0.5, 0.75, 1.25, 1.5)  # the paper's text names only +16
-SHIFTS: tuple[Condition, ...] = ("boundary", "extreme", "camera", "combined")
-EVERYWHERE: tuple[Condition, ...] = ("validation", *SHIFTS)
+SHIFTS: tuple[TestSet, ...] = ("boundary", "extreme", "camera", "combined")
+TRUE = replace(USUAL, matcher=GROUND_TRUTH)
+EVERYWHERE: tuple[TestSet, ...] = ("validation", *SHIFTS)
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One `memcorr evaluate` of a tier; the default matcher is the tier's own."""
+    """One `memcorr evaluate` of a tier; `MATCHED` stands for the tier's own matcher."""
 
-    conditions: tuple[Condition, ...] = ("boundary",)
+    conditions: tuple[TestSet, ...] = ("boundary",)
     stage_one: bool = False
-    reference: Literal["correct", "empty", "opposite"] = "correct"
-    true: bool = False  # ground-truth matches
-    permuted: bool = False
-    phase_offset: int = 0
-    phase_speed: float = 1.0
+    shown: Intervention = USUAL
 
-    def shown(self, matcher: str) -> Intervention:
-        chosen = GROUND_TRUTH if self.true else matcher
-        return Intervention(self.reference, chosen, self.phase_offset, self.phase_speed, self.permuted)
+    def settled(self, matcher: str) -> Intervention:
+        return replace(self.shown, matcher=matcher) if self.shown.matcher == MATCHED else self.shown
 
 
 def interventions(stage_one: bool) -> tuple[Evaluation, ...]:
+    usual = TRUE if stage_one else USUAL
     return (
-        Evaluation(stage_one=stage_one, true=stage_one),
-        Evaluation(stage_one=stage_one, true=stage_one, reference="empty"),
-        Evaluation(stage_one=stage_one, true=stage_one, reference="opposite"),
+        Evaluation(stage_one=stage_one, shown=usual),
+        Evaluation(stage_one=stage_one, shown=replace(usual, reference="empty")),
+        Evaluation(stage_one=stage_one, shown=replace(usual, reference="opposite")),
     )
 
 
 MAIN = (
     Evaluation(EVERYWHERE),
-    Evaluation(EVERYWHERE, true=True),
-    Evaluation(("combined",), true=True, permuted=True),
+    Evaluation(EVERYWHERE, shown=TRUE),
+    Evaluation(("combined",), shown=replace(TRUE, pairing="permuted")),
     *interventions(stage_one=True),
     *interventions(stage_one=False)[1:],
 )
 PHASES = (
-    *(Evaluation(phase_offset=offset) for offset in PHASE_OFFSETS),
-    *(Evaluation(phase_speed=speed) for speed in PHASE_SPEEDS),
+    *(Evaluation(shown=replace(USUAL, phase_offset=offset)) for offset in PHASE_OFFSETS),
+    *(Evaluation(shown=replace(USUAL, phase_speed=speed)) for speed in PHASE_SPEEDS),
 )
 SYSTEM = (Evaluation(("boundary", "combined")),)
 
@@ -80,8 +80,8 @@ class Plan:
     cost: str
     seeds: tuple[int, ...]
     evaluations: dict[str, tuple[Evaluation, ...]]  # by experiment, in the order of training
-    pairs: int = PROTOCOL.pairs
-    rows: int = 10_000  # of the correspondence cache
+    pairs: int = SPEC.pairs
+    rows: int = SPEC.cache_rows  # of the correspondence cache
     scenes: tuple[int, ...] = ()  # all
     recipes: dict[str, Experiment] = field(default_factory=dict)  # instead of the published ones
 
@@ -94,12 +94,12 @@ TIERS: dict[Tier, Plan] = {
         cost="a few minutes, 20 MB; the numbers mean nothing",
         seeds=(42,),
         evaluations={
-            "memcorr": (Evaluation(("combined",)), Evaluation(("boundary",), stage_one=True, true=True)),
+            "memcorr": (Evaluation(("combined",)), Evaluation(("boundary",), stage_one=True, shown=TRUE)),
         },
         pairs=2,
         rows=16,
         scenes=(0,),
-        recipes={"memcorr": dataclasses.replace(EXPERIMENTS["memcorr"], train_pairs=2, batch=8, updates=(4, 2))},
+        recipes={"memcorr": replace(EXPERIMENTS["memcorr"], train_pairs=2, batch=8, updates=(4, 2))},
     ),
     "cpu": Plan(
         cost="about 4 hours per trained policy (2.5 with --threads 2), 4 in all, an hour of rollouts; 1 GB",
@@ -114,7 +114,7 @@ TIERS: dict[Tier, Plan] = {
     ),
     "full": Plan(
         cost="about 4 hours per trained policy (2.5 with --threads 2), the work of 19, and a day of rollouts; 2 GB",
-        seeds=(42, 43, 44),
+        seeds=SPEC.seeds,
         evaluations={
             "memcorr": (*MAIN, *PHASES),
             "standard": interventions(stage_one=True),
@@ -128,10 +128,10 @@ TIERS: dict[Tier, Plan] = {
 }
 
 
-def reproduce(tier: Tier, out: Path, matcher: str = "embedded", workers: int = 2, threads: int = 1) -> Path:
+def reproduce(tier: Tier, out: Path, matcher: str = "embedded", workers: int = CORES, threads: int = 1) -> Path:
     """Runs a tier into `out` and returns the report's page; the same call continues."""
     plan, root = TIERS[tier], out / tier
-    print(f"reproduce --tier {tier}: {plan.cost}. Everything goes to {root}; the same command continues.")
+    log.info(f"reproduce --tier {tier}: {plan.cost}. Everything goes to {root}; the same command continues.")
     demos, cache, results = root / "demos", root / "cache", root / "results"
     stated("1/4 collect")
     collect(demos, plan.pairs, workers=workers)
@@ -156,19 +156,19 @@ def reproduce(tier: Tier, out: Path, matcher: str = "embedded", workers: int = 2
         for file in (CONFIG, METRICS):  # beside its rollouts: how the policy came about
             shutil.copy(folder / file, rows)
         page = write_report([results], results, matcher)
-        print(f"wrote {page}; open it in a browser")
+        log.info(f"wrote {page}; open it in a browser")
     return page
 
 
 def evaluate_once(
     policy: str, out: Path, evaluation: Evaluation, matcher: str, scenes: Sequence[int], data: Path, workers: int
 ) -> None:
-    shown = evaluation.shown(matcher)
+    shown = evaluation.settled(matcher)
     rows = evaluate(
         policy, out, conditions=evaluation.conditions, shown=shown, scenes=scenes, data=data, workers=workers
     )
-    print(f"{find_subject(policy).experiment}, reference {shown.reference}\n{summary(rows)}")
+    log.info(f"{find_subject(policy).experiment}, reference {shown.reference}\n{summary(rows)}")
 
 
 def stated(step: str) -> None:
-    print(f"--- {step}", flush=True)
+    log.info(f"--- {step}")

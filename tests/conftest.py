@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from memcorr.cache import Cache
-from memcorr.checkpoints import Config, write_model
-from memcorr.collect import collect
-from memcorr.dataset import Dataset, load_dataset
-from memcorr.demos import Store
-from memcorr.experiments import EXPERIMENTS
-from memcorr.matches import Matches, residuals, transform
-from memcorr.normalisation import measure
-from memcorr.sim import DoorWorld
+from memcorr.correspondence.cache import Cache
+from memcorr.correspondence.matches import Matches, residuals, transform
+from memcorr.demos.collect import collect
+from memcorr.demos.store import Store
+from memcorr.policy.checkpoint import write_model
+from memcorr.training.dataset import Dataset, load_dataset, measure
+from memcorr.training.experiments import EXPERIMENTS, Config
+from memcorr.worlds.world import World
 
 torch.set_num_threads(1)  # small networks: a second thread on a busy machine only waits
 
@@ -26,9 +25,9 @@ def seeded() -> None:
 
 
 @pytest.fixture(scope="session")
-def world() -> DoorWorld:
+def world() -> World:
     """One world for all tests: one GL context per process."""
-    return DoorWorld()
+    return World()
 
 
 @pytest.fixture(scope="session")
@@ -71,5 +70,5 @@ def checkpoints(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> d
         torch.manual_seed(0)
         experiment = EXPERIMENTS[name]
         update = experiment.total_updates
-        write_model(root / name, Config(experiment, 42, "none"), experiment.build(), normalisation, update)
+        write_model(root / name, Config(experiment, 42, "none").json(), experiment.build(), normalisation, update)
     return {path.name: str(path) for path in root.iterdir()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from memcorr.bench import Case, measure
+from memcorr.bench.run import Case, measure
 
 
 def test_ours_and_the_baseline_take_turns_and_times_are_per_item() -> None:

@@ -6,19 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from memcorr.controllers import Intervention
-from memcorr.episodes import EPISODES, read_episodes
-from memcorr.evaluation import Subject, settle
+from memcorr.evaluation.episodes import EPISODES, read_episodes
+from memcorr.evaluation.evaluate import Subject, settle
+from memcorr.evaluation.intervention import Intervention
 from memcorr.reproduce import TIERS, reproduce
-from memcorr.story import watch
-from memcorr.video import write_video
+from memcorr.show.story import watch
+from memcorr.show.video import write_video
 
 
 @pytest.mark.slow
-def test_smoke_runs_every_verb_and_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_smoke_runs_every_verb_and_resumes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     page = reproduce("smoke", tmp_path, matcher="flow", workers=1)
     first = page.read_text()
-    assert "a few minutes" in capsys.readouterr().out.splitlines()[0]
+    assert "a few minutes" in caplog.messages[0]
     files = {path: path.stat().st_mtime_ns for path in (tmp_path / "smoke").rglob("*.safetensors")}
     episodes = tmp_path / "smoke" / "results" / "memcorr-42" / EPISODES
     rows = read_episodes(episodes)
@@ -41,4 +42,4 @@ def test_every_evaluation_of_a_tier_makes_sense(tier: str) -> None:
     for name, evaluations in plan.evaluations.items():
         subject = Subject("x", name, 42, "final", "", plan.recipe(name))
         for evaluation in evaluations:
-            settle(subject, evaluation.shown("embedded"))
+            settle(subject, evaluation.settled("embedded"))

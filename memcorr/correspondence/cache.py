@@ -1,0 +1,214 @@
+"""`memcorr match`: the correspondence cache of the mixed training stage.
+
+10,000 training rows (all 160 of frame 0, and 9,840 distinct others) matched once by a real matcher.
+A cache is a folder: `cache.json` says how it was made and from which demonstrations,
+`cache.safetensors` holds the arrays, `errors.json` the error table.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+from tqdm import tqdm
+
+from ..demos.phase import TieBreak, closest_frames, training_reference
+from ..demos.store import Demonstration, Store
+from ..errors import UserError
+from ..runs import CORES, claimed, read_json, spread, threads, write_json, written_whole
+from ..spec import SPEC, TASKS, Array, DepthSampling
+from .lift import match_frames, prepare_references
+from .matcher import Matcher, is_weights, load_matcher, weights_digest
+from .matches import Matches, residuals
+
+# Appendix "Ground truth and error diagnostic": RoMa v2 on the authors' rows, millimetres.
+PAPER = {"median_mm": 3.72, "mean_mm": 7.95, "p95_mm": 20.03, "p99_mm": 79.62}
+
+
+@dataclass(frozen=True)
+class Cache:
+    """R = 10,000 training rows with their measured matches.
+
+    Rows are (demonstration, anchor) pairs: `demonstration` indexes `store.demonstrations(range(80))`
+    (pair-major, open before close), `anchor` is the query frame, `reference_frame` the frame of the
+    reference demonstration (same task, next pair).
+    """
+
+    demonstration: NDArray[np.int64]  # (R,)
+    anchor: NDArray[np.int64]  # (R,)
+    reference_frame: NDArray[np.int64]  # (R,)
+    matches: Matches  # (R, 16, ...)
+    residual: Array  # (R, 16, 3) measured minus true live point, metres; meaningful where valid
+    p_live_true: Array  # (R, 16, 3) the reference points carried by the door's true motion
+
+
+def choose_rows(
+    demonstrations: int, rows: int = SPEC.cache_rows, seed: int = SPEC.cache_seed
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(demonstration, anchor): every frame 0, then distinct other rows without replacement, sorted."""
+    n = SPEC.windows_per_episode
+    others = np.delete(np.arange(demonstrations * n), np.arange(demonstrations) * n)
+    wanted = min(rows - demonstrations, len(others))
+    if wanted < 0:
+        raise UserError(f"--rows {rows}: give at least one row per demonstration ({demonstrations})")
+    drawn = np.random.default_rng(seed).choice(others, wanted, replace=False)
+    chosen = np.sort(np.concatenate([np.arange(demonstrations) * n, drawn]))
+    return chosen // n, chosen % n
+
+
+def fingerprint(store: Store, pairs: int) -> str:
+    """SHA-256 over the bytes of the training demonstrations."""
+    digest = hashlib.sha256()
+    for demonstration in store.demonstrations(range(pairs)):
+        with demonstration.path.open("rb") as f:
+            digest.update(hashlib.file_digest(f, "sha256").digest())
+    return digest.hexdigest()
+
+
+def match_demonstration(
+    matcher: Matcher,
+    query: Demonstration,
+    reference: Demonstration,
+    anchors: NDArray[np.int64],
+    tie_break: TieBreak,
+    sampling: DepthSampling,
+) -> dict[str, NDArray]:
+    """The cache rows of one query demonstration."""
+    frames = closest_frames(query.door_joint[anchors], anchors, reference.door_joint, tie_break)
+    unique, of_row = np.unique(frames, return_inverse=True)
+    prepared = prepare_references(matcher, reference.frames(unique))
+    matches = match_frames(matcher, [prepared[k] for k in of_row], query.frames(anchors), sampling)
+    if query.object_pose is None or reference.object_pose is None:
+        raise UserError(f"{query.path} or its reference has no object_pose, which the error table needs")
+    residual = residuals(matches, reference.object_pose[frames], query.object_pose[anchors])
+    return {
+        "anchor": anchors,
+        "reference_frame": frames,
+        "p_ref": matches.p_ref,
+        "p_live": matches.p_live,
+        "confidence": matches.confidence,
+        "valid": matches.valid,
+        "residual": residual,
+        "p_live_true": matches.p_live - residual,
+    }
+
+
+def error_table(matcher: str, residual: Array, valid: NDArray[np.bool_]) -> dict[str, str | int | float]:
+    """Pools the valid points of all rows."""
+    mm = 1e3 * np.linalg.norm(residual, axis=-1)[valid]
+    statistics: dict[str, Callable[[Array], np.floating]] = {
+        "median_mm": np.median,
+        "mean_mm": np.mean,
+        "p95_mm": partial(np.percentile, q=95),
+        "p99_mm": partial(np.percentile, q=99),
+    }
+    return {
+        "matcher": matcher,
+        "rows": len(valid),
+        "valid_points": int(valid.sum()),
+        **{name: round(float(f(mm)), 3) for name, f in statistics.items()},
+    }
+
+
+@dataclass(frozen=True)
+class Matching:
+    """What a worker does with a stream of (demonstration, its anchors, where its rows go)."""
+
+    store: Store
+    matcher: str
+    settings: dict[str, Any]
+
+    def __call__(self, jobs: Iterator[tuple[int, NDArray[np.int64], Path]]) -> Iterator[None]:
+        with threads(1):
+            matcher = load_matcher(self.matcher)
+            for d, anchors, path in jobs:
+                query = self.store.demonstration(d // len(TASKS), TASKS[d % len(TASKS)])
+                reference = self.store.demonstration(training_reference(query.pair, self.settings["pairs"]), query.task)
+                how = self.settings["tie_break"], self.settings["depth_sampling"]
+                rows = match_demonstration(matcher, query, reference, anchors, *how)
+                with written_whole(path) as temporary:
+                    save_file({"demonstration": np.full(len(anchors), d), **rows}, temporary)
+                yield
+
+
+def build_cache(
+    store: Store,
+    out: Path,
+    matcher: str,
+    *,
+    pairs: int = SPEC.train_pairs,
+    rows: int = SPEC.cache_rows,
+    seed: int = SPEC.cache_seed,
+    tie_break: TieBreak = "elapsed",
+    depth_sampling: DepthSampling = "object",
+    workers: int = CORES,
+) -> dict:
+    """Makes or completes a cache; the same arguments give the same bytes. Returns its error table."""
+    if not 1 <= pairs <= len(store):
+        raise UserError(f"--pairs {pairs}: {store.root} has {len(store)}; collect more or give fewer")
+    name = "embedded" if is_weights(matcher) else matcher
+    settings = {
+        "matcher": name,
+        "weights": weights_digest(matcher),
+        "demonstrations": fingerprint(store, pairs),
+        "pairs": pairs,
+        "rows": rows,
+        "seed": seed,
+        "tie_break": tie_break,
+        "depth_sampling": depth_sampling,
+    }
+    demonstration, anchor = choose_rows(len(TASKS) * pairs, rows, seed)
+    load_matcher(matcher)  # complains before anything is written
+    with claimed(out):
+        manifest = out / "cache.json"
+        if manifest.exists() and read_json(manifest) != settings:
+            raise UserError(f"{out} holds a cache of other settings, weights or demonstrations; choose another --out")
+        write_json(manifest, settings)
+        if not (out / "cache.safetensors").exists():
+            shards = [out / f"shard-{d:03d}.safetensors" for d in range(len(TASKS) * pairs)]
+            jobs = [(d, anchor[demonstration == d], s) for d, s in enumerate(shards) if not s.exists()]
+            work = Matching(store, matcher, settings)
+            total, done = len(shards), len(shards) - len(jobs)
+            for _ in tqdm(spread(work, jobs, workers), f"match {name}", total=total, initial=done, unit="demo"):
+                pass
+            parts = [load_file(s) for s in shards]
+            with written_whole(out / "cache.safetensors") as temporary:
+                save_file({k: np.concatenate([p[k] for p in parts]) for k in parts[0]}, temporary)
+            for s in shards:
+                s.unlink()
+        cache = read_cache(out, store)
+        table = error_table(name, cache.residual, cache.matches.valid)
+        write_json(out / "errors.json", table)
+    return table
+
+
+def read_cache(folder: Path, store: Store) -> Cache:
+    """The cache in `folder`, which must have been made from exactly these demonstrations."""
+    if not (folder / "cache.safetensors").exists():
+        raise UserError(f"{folder} holds no correspondence cache; make one with `memcorr match --out {folder}`")
+    settings = read_json(folder / "cache.json")
+    if settings["demonstrations"] != fingerprint(store, settings["pairs"]):
+        raise UserError(f"{folder} was made from other demonstrations than {store.root}; run `memcorr match` anew")
+    try:
+        a = load_file(folder / "cache.safetensors")
+    except (SafetensorError, OSError) as problem:
+        raise UserError(f"{folder / 'cache.safetensors'} is damaged ({problem}); delete it and match again") from None
+    if len(a["anchor"]) != min(settings["rows"], len(TASKS) * settings["pairs"] * SPEC.windows_per_episode):
+        raise UserError(f"{folder} does not hold the rows that its cache.json speaks of; delete it and match again")
+    matches = Matches(a["p_ref"], a["p_live"], a["confidence"], a["valid"])
+    return Cache(a["demonstration"], a["anchor"], a["reference_frame"], matches, a["residual"], a["p_live_true"])
+
+
+def beside_the_paper(table: dict) -> str:
+    """The error table as text, with the paper's figures for RoMa v2 on its own rows."""
+    lines = [f"{'3D error, mm':14}{table['matcher']:>12}{'paper':>12}"]
+    lines += [f"{key[:-3]:14}{table[key]:12.2f}{PAPER[key]:12.2f}" for key in PAPER]
+    return "\n".join([*lines, f"{'valid points':14}{table['valid_points']:12}{149_063:12}"])

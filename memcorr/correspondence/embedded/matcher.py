@@ -1,0 +1,90 @@
+"""`embedded`: the matcher that ships with the package. Needs no download.
+
+Trained in simulation alone (`memcorr matcher train`); see `embedded.md`. It is not RoMa v2.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+from ...errors import UserError
+from ...spec import Array
+from ..matcher import Matcher
+from .network import MatchNetwork, Pyramid, trust_evidence
+
+ABSTAIN = 0.15  # trust below which the matcher has no answer: the point is probably hidden
+WEIGHTS = Path(__file__).parent / "embedded.safetensors"
+
+
+def images(crops: NDArray[np.uint8]) -> torch.Tensor:
+    """(B, 128, 128, 3) bytes -> (B, 3, 128, 128) in [0, 1], channels last in memory."""
+    return torch.from_numpy(np.ascontiguousarray(crops)).permute(0, 3, 1, 2).float() / 255
+
+
+def stack_maps(maps: list[torch.Tensor]) -> torch.Tensor:
+    """Feature maps (C, H, W) to one batch, channels last in memory as each of them is."""
+    return torch.stack([m.permute(1, 2, 0) for m in maps]).permute(0, 3, 1, 2)
+
+
+def load_network(path: Path) -> MatchNetwork:
+    network = MatchNetwork()
+    try:
+        weights = {name: t.float() if t.is_floating_point() else t for name, t in load_file(path).items()}
+        network.load_state_dict(weights)
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing; reinstall memcorr or run `memcorr matcher train`") from None
+    except Exception as problem:  # safetensors and torch raise their own kinds
+        raise UserError(f"{path} holds no usable matcher weights ({str(problem).splitlines()[0]})") from None
+    fold_batch_norms(network.eval().requires_grad_(False))
+    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return network
+
+
+def fold_batch_norms(network: MatchNetwork) -> None:
+    """Frozen normalisation is part of the convolution before it: a fifth faster in batches."""
+    for block in network.modules():
+        if (
+            isinstance(block, nn.Sequential)
+            and isinstance(block[0], nn.Conv2d)
+            and isinstance(block[1], nn.BatchNorm2d)
+        ):
+            block[0], block[1] = fuse_conv_bn_eval(block[0], block[1]), nn.Identity()
+
+
+class EmbeddedMatcher(Matcher):
+    name = "embedded"
+
+    def __init__(self, weights: Path = WEIGHTS, device: str = "cpu") -> None:
+        self.device = device
+        self.network = load_network(weights).to(device)
+
+    @torch.inference_mode()
+    def encode(self, crops: NDArray[np.uint8]) -> list[Pyramid]:
+        pyramid = self.network.encode(images(crops).to(self.device))
+        return [Pyramid(pyramid.f2[i], pyramid.f4[i], pyramid.f8[i]) for i in range(len(crops))]
+
+    @torch.inference_mode()
+    def match(
+        self, references: list[Pyramid], pixels: NDArray[np.floating], queries: NDArray[np.uint8]
+    ) -> tuple[Array, Array]:
+        """Confidence is the network's trust in the location alone; see `lifted_confidence`."""
+        reference = Pyramid(*(stack_maps([getattr(r, k) for r in references]) for k in ("f2", "f4", "f8")))
+        query = self.network.encode(images(queries).to(self.device))
+        uv = torch.from_numpy(np.asarray(pixels, np.float32)).to(self.device)
+        located = self.network.locate(reference, query, uv)
+        trust = located.trust.sigmoid().double().cpu().numpy()
+        return np.where(trust[..., None] < ABSTAIN, np.nan, located.uv.double().cpu().numpy()), trust
+
+    @torch.inference_mode()
+    def lifted_confidence(self, confidence: Array, relief: Array) -> Array:
+        """Estimates the probability that the lifted point is within 10 mm of the truth."""
+        trust = torch.from_numpy(confidence).logit(1e-6)
+        evidence = trust_evidence(trust, torch.from_numpy(relief))
+        return (evidence @ self.network.calibration.double().cpu()).sigmoid().numpy()

@@ -1,0 +1,97 @@
+"""Dense matchers behind one small interface.
+
+    matcher = load_matcher("embedded")
+    reference = matcher.encode(crops)                    # once per reference frame
+    uv, confidence = matcher.match(reference, pixels, queries)
+
+Crops are 128x128 RGB. Pixels are array coordinates: (column, row), integers name pixel centres.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import UserError
+from ..spec import Array
+
+
+class Matcher(Protocol):
+    """A frozen matcher. Batches have a leading axis B; one result never depends on its neighbours'."""
+
+    name: str
+
+    def encode(self, crops: NDArray[np.uint8]) -> list[Any]:
+        """Reference crops (B, 128, 128, 3) -> one opaque encoding each, to be kept and reused."""
+        ...
+
+    def match(
+        self, references: list[Any], pixels: NDArray[np.floating], queries: NDArray[np.uint8]
+    ) -> tuple[Array, Array]:
+        """Where reference pixels (B, N, 2) lie in the query crops (B, 128, 128, 3).
+
+        Returns locations (B, N, 2) in query-crop pixels (sub-pixel; may be outside or NaN where
+        the matcher has no answer) and confidence (B, N) in [0, 1].
+        """
+        ...
+
+    def lifted_confidence(self, confidence: Array, relief: Array) -> Array:
+        """Confidence in the lifted points: that in the locations (..., N), unless the matcher has learned
+        what the relief of the object's depth around them (..., N, 2), `lift.relief`, does to it."""
+        return confidence
+
+
+# Imported when asked for: no matcher costs anything until it is used.
+MATCHERS: dict[str, str] = {
+    "embedded": "memcorr.correspondence.embedded.matcher:EmbeddedMatcher",
+    "romav2": "memcorr.correspondence.romav2:RomaV2Matcher",
+    "flow": "memcorr.correspondence.flow:FlowMatcher",
+}
+
+
+def load_matcher(name: str) -> Matcher:
+    """By name, or the embedded one with other weights by their path."""
+    if is_weights(name):
+        from .embedded.matcher import EmbeddedMatcher
+
+        return EmbeddedMatcher(Path(name))
+    if name not in MATCHERS:
+        raise UserError(f"unknown matcher {name!r}: choose one of {', '.join(MATCHERS)}")
+    module, _, attribute = MATCHERS[name].partition(":")
+    factory: Callable[[], Matcher] = getattr(import_module(module), attribute)
+    return factory()
+
+
+def is_weights(name: str) -> bool:
+    return name.endswith(".safetensors")
+
+
+def weights_digest(name: str) -> str:
+    """Tells the embedded matcher's weights apart, which change under one name; '' for the others."""
+    if name != "embedded" and not is_weights(name):
+        return ""
+    from .embedded.matcher import WEIGHTS
+
+    try:
+        return hashlib.sha256((Path(name) if is_weights(name) else WEIGHTS).read_bytes()).hexdigest()[:12]
+    except FileNotFoundError:
+        raise UserError(f"{name}: there are no such weights") from None
+
+
+def sample_bilinear(field: NDArray, uv: NDArray[np.floating]) -> Array:
+    """Bilinear samples of `field` (H, W, ...) at pixels `uv` (..., 2), border padding."""
+    H, W = field.shape[:2]
+    x = np.clip(uv[..., 0], 0, W - 1)
+    y = np.clip(uv[..., 1], 0, H - 1)
+    x0, y0 = np.minimum(x.astype(int), W - 2), np.minimum(y.astype(int), H - 2)
+    extra = (None,) * (field.ndim - 2)
+    fx, fy = (x - x0)[(..., *extra)], (y - y0)[(..., *extra)]
+    top = field[y0, x0] * (1 - fx) + field[y0, x0 + 1] * fx
+    bottom = field[y0 + 1, x0] * (1 - fx) + field[y0 + 1, x0 + 1] * fx
+    return top * (1 - fy) + bottom * fy

@@ -1,0 +1,172 @@
+"""`memcorr collect`: the paired demonstrations, in parallel, resumable, the same bytes every time.
+
+Each demonstration depends on its scene alone and is written whole or not at all, so neither the
+number of workers nor an interruption can change what ends up in the folder.
+"""
+
+from __future__ import annotations
+
+import logging
+import resource
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from ..errors import UserError
+from ..runs import CORES, claimed, read_json, spread, write_json
+from ..spec import SPEC, TASKS, Task
+from ..worlds.expert import act
+from ..worlds.scenes import Scene, demonstration_scenes
+from ..worlds.world import World, shared_world
+from .contact_sheet import write_contact_sheet
+from .store import LAYOUT, Store, demonstration_path, write_demonstration
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the expert achieved in one demonstration."""
+
+    first_success: int | None  # step after which the flag is first true
+    held: bool  # true from then on
+
+
+def run_expert(world: World, scene: Scene, task: Task) -> Outcome:
+    """The expert for 200 steps, without rendering."""
+    world.reset(scene)
+    flags = []
+    for _ in range(SPEC.episode_steps):
+        world.step(act(world, task))
+        flags.append(world.success(task))
+    return judge(flags)
+
+
+def judge(flags: list[bool]) -> Outcome:
+    if True not in flags:
+        return Outcome(None, False)
+    first = flags.index(True)
+    return Outcome(first, all(flags[first:]))
+
+
+def record(root: Path, scene: Scene, task: Task) -> Outcome:
+    """One demonstration, from reset to disk. Runs in a worker process."""
+    world = shared_world()
+    world.reset(scene)
+    frames, actions, joints, poses, flags = [], [], [], [], []
+    for _ in range(SPEC.episode_steps):
+        action = act(world, task)
+        frames.append(world.observe())
+        actions.append(action)
+        joints.append(world.door_joint)
+        poses.append(world.T_world_door)
+        world.step(action)
+        flags.append(world.success(task))
+    outcome = judge(flags)
+    if not outcome.held:
+        raise RuntimeError(f"the expert did not {task} and hold the door of pair {scene.index}")
+    write_demonstration(
+        demonstration_path(root, scene.index, task),
+        frames,
+        np.stack(actions),
+        np.array(joints),
+        np.stack(poses),
+        pair=scene.index,
+        task=task,
+        u=scene.u,
+    )
+    return outcome
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What a worker does with a stream of (scene, task)."""
+
+    root: Path
+
+    def __call__(self, jobs: Iterator[tuple[Scene, Task]]) -> Iterator[Outcome]:
+        return (record(self.root, scene, task) for scene, task in jobs)
+
+
+def prepare(root: Path, pairs: int, seed: int) -> list[tuple[Scene, Task]]:
+    """Checks or writes the manifest; returns the demonstrations that are still missing."""
+    scenes = demonstration_scenes(seed, pairs)
+    manifest = {"layout": LAYOUT, "pairs": pairs, "seed": seed, "spec": asdict(SPEC)}
+    path = root / "collection.json"
+    if path.exists():
+        present = read_json(path)
+        for key in ("layout", "seed"):
+            if present.get(key) != manifest[key]:
+                raise UserError(
+                    f"{root} holds demonstrations with {key} {present.get(key)}, not {manifest[key]}; "
+                    "choose another --out"
+                )
+        if pairs < present["pairs"]:
+            raise UserError(f"{root} already holds {present['pairs']} pairs; choose another --out or --pairs")
+    missing = []
+    for scene in scenes:
+        for task in TASKS:
+            file = demonstration_path(root, scene.index, task)
+            if not file.exists():
+                missing.append((scene, task))
+            elif Store(root).demonstration(scene.index, task).u != scene.u:  # complains about a damaged one, too
+                raise UserError(f"{file} was recorded with another seed than {seed}; choose another --out")
+    write_json(path, manifest)
+    return missing
+
+
+def collect(root: str | Path, pairs: int = SPEC.pairs, seed: int = 0, workers: int = CORES) -> None:
+    """Records what is missing, then checks the pairs and writes the contact sheet."""
+    with claimed(Path(root)) as root:
+        jobs = prepare(root, pairs, seed)
+        done = 2 * pairs - len(jobs)
+        outcomes = spread(Recording(root), jobs, workers)
+        for _ in tqdm(outcomes, "collect", total=2 * pairs, initial=done, unit="demo", smoothing=0.05):
+            pass
+        store = Store.open(root)
+        log.info(describe(store))
+        sheet = write_contact_sheet(store, root / "contact-sheet.png")
+        log.info(f"wrote {2 * pairs} demonstrations and {sheet.name} to {root}; {peak_memory(workers)}")
+
+
+def find_references(out: Path) -> Path:
+    """A store with pair 0, whose trajectories are the references of evaluation: the full one if it was
+    collected, else one of that pair alone, recorded below `out`."""
+    everything, alone = Path("data/demos"), out / "demos"
+    if everything.exists():
+        return everything
+    collect(alone, pairs=1, workers=1)
+    return alone
+
+
+def peak_memory(workers: int) -> str:
+    """An upper bound: this process plus every worker at the largest worker's peak."""
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    return f"peak memory at most {(own + workers * child) / 2**20:.2f} GiB"
+
+
+def first_chunk_cosine(store: Store, pair: int) -> float:
+    """Cosine between the displacements of the opening and the closing chunk of frame zero."""
+    a, b = (store.demonstration(pair, task).action[: SPEC.chunk, :3].ravel() for task in TASKS)
+    return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
+
+
+def describe(store: Store) -> str:
+    """The properties that the counterfactual objective stands on, measured on the store."""
+    for pair in range(len(store)):
+        a, b = (store.demonstration(pair, task) for task in TASKS)
+        frames = (a.frame(0), b.frame(0))
+        same = all(np.array_equal(getattr(frames[0], k), getattr(frames[1], k)) for k in ("rgb", "depth", "mask"))
+        if not (same and np.array_equal(a.robot_state[0], b.robot_state[0])):
+            raise UserError(f"pair {pair} in {store.root} does not start from one shared state; collect it again")
+    cosine = np.mean([first_chunk_cosine(store, pair) for pair in range(len(store))])
+    displacement = np.concatenate([d.action[:, :3] for d in store.demonstrations(range(len(store)))])
+    saturated = np.mean(np.abs(displacement) >= 0.999)
+    return (
+        f"{len(store)} pairs start from bit-equal states and images; first-chunk cosine open/close "
+        f"{cosine:+.2f}; displacement components at +-1: {100 * saturated:.2f} %"
+    )

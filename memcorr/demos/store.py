@@ -1,0 +1,187 @@
+"""Demonstrations: a lossless store that reads without the simulator.
+
+A store is a folder: `collection.json` says how it was made, `pair-017-open.h5` is one
+demonstration of T steps (200 in the paper's; at least 2). Row t of every dataset is what was seen *before* action t:
+
+    rgb          (T, H, W, 3) uint8
+    depth        (T, H, W)    float32  metres along the optical axis; 0 = no return
+    mask         (T, H, W)    bool     visible pixels of the object
+    K            (T, 3, 3)    float64  intrinsics, continuous image plane
+    T_world_cam  (T, 4, 4)    float64  OpenCV camera axes -> world
+    robot_state  (T, 9)       float64  end effector, right, left fingertip; metres, world
+    gripper      (T, 3)       float64  midpoint of the fingertips; metres, world
+    action       (T, 4)       float64  displacement / 1 cm, gripper command; in [-1, 1]
+    door_joint   (T,)         float64  rad; for choosing reference frames, never a policy input
+    object_pose  (T, 4, 4)    float64  door frame -> world; for ground truth, never a policy input
+
+Recorded robot data fits the same layout; `door_joint` is then any scalar progress of the
+object and `object_pose` may be left out.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import h5py
+import hdf5plugin
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import UserError
+from ..frames import Camera, Frame
+from ..runs import read_json, written_whole
+from ..spec import TASKS, Array, Task
+
+LAYOUT = 1  # of the store; raise when a reader of the old layout would be wrong
+CHUNK = 10  # frames compressed together: still images shrink, one frame stays quick to read
+NUMBERS = ("K", "T_world_cam", "robot_state", "gripper", "action", "door_joint")
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """One trajectory. Numbers are in memory; images are read when asked for."""
+
+    path: Path
+    pair: int
+    task: Task
+    u: tuple[float, float]  # normalised door position
+    K: Array
+    T_world_cam: Array
+    robot_state: Array
+    gripper: Array
+    action: Array
+    door_joint: Array
+    object_pose: Array | None
+
+    def __len__(self) -> int:
+        return len(self.action)
+
+    def camera(self, t: int) -> Camera:
+        return Camera(self.K[t], self.T_world_cam[t])
+
+    def frame(self, t: int) -> Frame:
+        return self.frames([t])[0]
+
+    def frames(self, ts: Iterable[int]) -> list[Frame]:
+        """The frames `ts`, in the order asked for."""
+        with opened(self.path) as f:
+            rgb, depth, mask = f["rgb"], f["depth"], f["mask"]
+            return [Frame(rgb[t], depth[t], mask[t], self.camera(t), self.robot_state[t], self.gripper[t]) for t in ts]
+
+
+def opened(path: Path) -> h5py.File:
+    try:
+        return h5py.File(path, "r")
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing; run the same `memcorr collect` again to complete the store") from None
+    except OSError as problem:
+        reason = "truncated" if "truncated" in str(problem) else "not a readable HDF5 file"
+        raise UserError(f"{path} is damaged ({reason}); delete it and run the same `memcorr collect` again") from None
+
+
+def read_demonstration(path: str | Path) -> Demonstration:
+    path = Path(path)
+    with opened(path) as f:
+        if (layout := f.attrs.get("layout")) != LAYOUT:
+            raise UserError(f"{path} has store layout {layout}, this memcorr reads layout {LAYOUT}; collect it anew")
+        try:
+            numbers = {name: f[name][:] for name in NUMBERS}
+            pose = f["object_pose"][:] if "object_pose" in f else None
+            return Demonstration(
+                path, int(f.attrs["pair"]), f.attrs["task"], tuple(f.attrs["u"]), object_pose=pose, **numbers
+            )
+        except (KeyError, OSError) as problem:
+            raise UserError(f"{path} is damaged ({problem}); delete it and collect it again") from None
+
+
+def write_demonstration(
+    path: Path,
+    frames: Sequence[Frame],
+    action: Array,
+    door_joint: Array,
+    object_pose: Array | None,
+    *,
+    pair: int,
+    task: Task,
+    u: tuple[float, float],
+) -> None:
+    arrays: dict[str, NDArray] = {
+        "rgb": np.stack([f.rgb for f in frames]),
+        "depth": np.stack([f.depth for f in frames]),
+        "mask": np.stack([f.mask for f in frames]),
+        "K": np.stack([f.camera.K for f in frames]),
+        "T_world_cam": np.stack([f.camera.T_world_cam for f in frames]),
+        "robot_state": np.stack([f.robot_state for f in frames]),
+        "gripper": np.stack([f.gripper for f in frames]),
+        "action": action,
+        "door_joint": door_joint,
+    }
+    if object_pose is not None:
+        arrays["object_pose"] = object_pose
+    with written_whole(path) as temporary:
+        with h5py.File(temporary, "w") as f:
+            for name, array in arrays.items():
+                chunks = (min(CHUNK, len(array)), *array.shape[1:])
+                f.create_dataset(
+                    name, data=array, chunks=chunks, shuffle=True, fletcher32=True, **hdf5plugin.Zstd(clevel=1)
+                )
+            f.attrs.update({"layout": LAYOUT, "pair": pair, "task": task, "u": u})
+        verify(temporary, arrays)
+
+
+def verify(path: Path, arrays: dict[str, NDArray]) -> None:
+    """HDF5 may lose a chunk that the disk refused and say nothing: what was written is read back."""
+    try:
+        with h5py.File(path, "r") as f:
+            lost = [name for name, array in arrays.items() if not np.array_equal(f[name][:], array, equal_nan=False)]
+    except (OSError, KeyError) as problem:
+        lost = [str(problem)]
+    if lost:
+        raise OSError(errno.EIO, f"could not be written whole ({', '.join(lost)}); is the disk full?", str(path.parent))
+
+
+def demonstration_path(root: Path, pair: int, task: Task) -> Path:
+    return root / f"pair-{pair:03d}-{task}.h5"
+
+
+@dataclass(frozen=True)
+class Store:
+    """A folder of paired demonstrations."""
+
+    root: Path
+
+    @staticmethod
+    def open(root: str | Path) -> Store:
+        store = Store(Path(root))
+        if (layout := store.manifest.get("layout")) != LAYOUT:
+            raise UserError(
+                f"{root} has store layout {layout}, this memcorr reads layout {LAYOUT}; "
+                "collect into a new folder with `memcorr collect --out`"
+            )
+        return store
+
+    @cached_property
+    def manifest(self) -> dict:
+        """How the store was made (`collection.json`)."""
+        if not (self.root / "collection.json").exists():
+            raise UserError(f"{self.root} holds no demonstrations; make them with `memcorr collect --out {self.root}`")
+        return read_json(self.root / "collection.json")
+
+    def __len__(self) -> int:
+        """Number of pairs."""
+        return int(self.manifest["pairs"])
+
+    def demonstration(self, pair: int, task: Task) -> Demonstration:
+        path = demonstration_path(self.root, pair, task)
+        found = read_demonstration(path)
+        if (found.pair, found.task) != (pair, task):
+            raise UserError(f"{path} holds pair {found.pair}, {found.task}: files were exchanged; collect it again")
+        return found
+
+    def demonstrations(self, pairs: Iterable[int]) -> list[Demonstration]:
+        """Opening and closing of each pair, in that order."""
+        return [self.demonstration(pair, task) for pair in pairs for task in TASKS]

@@ -1,0 +1,154 @@
+"""`episodes.jsonl`: one line per rollout, the only thing the report is computed from.
+
+The file is appended to while rollouts finish, in whatever order, and sorted at the end. A process
+killed in the middle of a line leaves half of it; reading drops that half, and the rollout runs again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ..errors import UserError
+from ..runs import write_text
+from ..spec import TEST_SETS, Task
+from .intervention import Intervention
+
+EPISODES = "episodes.jsonl"
+
+
+Direction = Literal["open", "close", ""]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a rollout ended, and diagnostics that no policy ever saw."""
+
+    success: bool = False
+    steps: int = 0
+    replans: int = 0
+    fallback_replans: int = 0
+    mean_match_error_mm: float | None = None  # over the decisions with at least one valid point
+    first_chunk_direction: Direction = ""
+    final_joint: float = 0.0  # rad
+    seconds: float = 0.0  # from its first look to its end, other lanes' turns included; differs between two runs
+    matched_replans: int = 0  # decisions behind mean_match_error_mm
+
+
+@dataclass(frozen=True, kw_only=True)
+class Episode(Outcome):
+    """One rollout: who, where, what was shown, and how it ended."""
+
+    experiment: str  # or "expert", "zeros"
+    train_seed: int | None  # None for scripted controllers
+    condition: str
+    scene: int  # index within the condition
+    scene_seed: int
+    u: tuple[float, float]  # normalised door position
+    camera_azimuth_deg: float
+    task: Task  # success is judged by it
+    shown: Intervention
+    stage: str = "final"  # of the checkpoint: stage-one, final, unfinished, or scripted
+    checkpoint: str = ""  # first digits of the SHA-256 of the weights,
+    reference_file: str = ""  # of the supplied demonstration
+    matcher_weights: str = ""  # and of the embedded matcher's weights; '' in rows older than these fields
+
+    @property
+    def key(self) -> tuple:
+        """What was rolled out, in the order of the file."""
+        shown = self.shown
+        return (
+            self.experiment,
+            self.stage,
+            -1 if self.train_seed is None else self.train_seed,
+            TEST_SETS.index(self.condition) if self.condition in TEST_SETS else len(TEST_SETS),
+            shown.reference,
+            shown.matcher,
+            shown.pairing,
+            shown.depth_sampling,
+            shown.phase_offset,
+            shown.phase_speed,
+            self.scene_seed,
+            self.scene,
+            self.task,
+        )
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Which files the row was made from."""
+        return {
+            "checkpoint": self.checkpoint,
+            "reference": self.reference_file,
+            "matcher": self.matcher_weights,
+        }
+
+    def line(self) -> str:
+        content = dataclasses.asdict(self)
+        content |= content.pop("shown")
+        return json.dumps({name: content[name] for name in COLUMNS}, allow_nan=False) + "\n"
+
+
+# Those up to `seconds` are promised to every reader; the rest came later and may be missing in old rows.
+PROMISED = (
+    *("experiment", "train_seed", "condition", "scene", "scene_seed", "u", "camera_azimuth_deg", "task"),
+    *("reference", "matcher", "phase_offset", "phase_speed", "success", "steps", "replans", "fallback_replans"),
+    *("mean_match_error_mm", "first_chunk_direction", "final_joint", "seconds"),
+)
+COLUMNS = (
+    *PROMISED,
+    *("stage", "checkpoint", "pairing", "depth_sampling", "matched_replans", "reference_file", "matcher_weights"),
+)
+_SHOWN = {f.name for f in dataclasses.fields(Intervention)}
+
+
+def parse(content: Any) -> Episode:
+    if not isinstance(content, dict):
+        raise ValueError("not an object")
+    if missing := [name for name in PROMISED if name not in content]:
+        raise ValueError(f"without {', '.join(missing)}")
+    known = {name: content[name] for name in COLUMNS if name in content}
+    shown = Intervention(**{name: known.pop(name) for name in _SHOWN & known.keys()})
+    return Episode(**{**known, "u": tuple(known["u"]), "shown": shown})
+
+
+def read_episodes(path: Path) -> list[Episode]:
+    """All rollouts of a file, whatever ends its lines, less a half-written last one. A missing file has none."""
+    if not path.exists():
+        return []
+    lines = path.read_bytes().splitlines(keepends=True)
+    episodes = []
+    for number, line in enumerate(lines, 1):
+        try:
+            episodes.append(parse(json.loads(line)))
+        except (ValueError, TypeError) as problem:
+            if number == len(lines) and not line.endswith((b"\n", b"\r")):  # torn by a kill: it runs again
+                break
+            raise UserError(f"{path}, line {number} is not a rollout ({problem}); repair or remove it") from None
+    return episodes
+
+
+def write_episodes(path: Path, episodes: Iterable[Episode]) -> None:
+    """The whole file anew, sorted, whole or not at all."""
+    write_text(path, "".join(e.line() for e in sorted(episodes, key=lambda e: e.key)))
+
+
+def find_episodes(places: Sequence[Path]) -> list[Episode]:
+    """Rollouts of all `episodes.jsonl` in and below `places`; the same rollout twice counts once."""
+    found: dict[tuple, Episode] = {}
+    for place in places:
+        files = [place] if place.is_file() else sorted(place.rglob(EPISODES))
+        if not files:
+            raise UserError(f"{place} holds no {EPISODES}; make one with `memcorr evaluate RUN --out {place}`")
+        for file in files:
+            for episode in read_episodes(file):
+                other = found.setdefault(episode.key, episode)
+                if dataclasses.replace(other, seconds=0.0) != dataclasses.replace(episode, seconds=0.0):
+                    raise UserError(
+                        f"{file} contradicts another file about {episode.experiment} seed {episode.train_seed}, "
+                        f"{episode.condition} scene {episode.scene} {episode.task}; report them apart"
+                    )
+    return sorted(found.values(), key=lambda e: e.key)

@@ -1,0 +1,235 @@
+"""`memcorr evaluate`: closed-loop rollouts of one policy under one intervention into `episodes.jsonl`.
+
+A row depends on its rollout alone: workers take single rollouts from one list, every batch is padded
+to the same shape, and noise comes from (training seed, scene, task, replan). So the number of workers,
+an interruption or a shorter list of scenes changes which rows are there, never what they say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from tqdm import tqdm
+
+from ..correspondence.matcher import MATCHERS, weights_digest
+from ..demos.collect import find_references
+from ..demos.store import demonstration_path
+from ..errors import UserError
+from ..policy.checkpoint import MODEL, model_update
+from ..policy.policy import policy_folder
+from ..runs import claimed, spread, threads
+from ..spec import TASKS, Task, TestSet
+from ..training.experiments import Config, Experiment
+from ..worlds.scenes import evaluation_scenes
+from ..worlds.world import shared_world
+from .controllers import REFERENCE_PAIR, SCRIPTED, make_controller
+from .episodes import EPISODES, Episode, Outcome, read_episodes, write_episodes
+from .intervention import GROUND_TRUTH, NO_MATCHER, Intervention
+from .rollout import LANES, Job, roll_out
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Who is evaluated, as the rows will name it."""
+
+    policy: str  # a scripted controller or the folder of a checkpoint
+    experiment: str
+    train_seed: int | None
+    stage: str
+    checkpoint: str
+    recipe: Experiment | None  # None for scripted controllers
+
+
+def file_digest(path: Path) -> str:
+    try:
+        with path.open("rb") as f:
+            return hashlib.file_digest(f, "sha256").hexdigest()[:12]
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist") from None
+
+
+def find_subject(policy: str) -> Subject:
+    """`policy` is shipped, expert, zeros or a folder with a checkpoint."""
+    if policy in SCRIPTED:
+        return Subject(policy, policy, None, "scripted", "", None)
+    folder = policy_folder(policy)
+    config, checkpoint = Config.read(folder), file_digest(folder / MODEL)
+    one, total = config.experiment.updates[0], config.experiment.total_updates
+    stage = {one: "stage-one", total: "final"}.get(model_update(folder) or 0, "unfinished")
+    return Subject(str(folder), config.experiment.name, config.seed, stage, checkpoint, config.experiment)
+
+
+def follows(subject: Subject, shown: Intervention) -> bool:
+    """Whether a reference is supplied at all."""
+    return subject.recipe is not None and not subject.recipe.visual and shown.reference != "empty"
+
+
+def settle(subject: Subject, shown: Intervention) -> Intervention:
+    """`shown` with what the policy never looks at named as such; refuses interventions without meaning."""
+    if shown.matcher not in (*MATCHERS, GROUND_TRUTH, NO_MATCHER):
+        raise UserError(f"unknown matcher {shown.matcher!r}: choose one of {', '.join(MATCHERS)} or {GROUND_TRUTH}")
+    if not 0 <= shown.phase_speed < float("inf"):
+        raise UserError(f"--phase-speed {shown.phase_speed}: give a number from 0 up")
+    recipe = subject.recipe
+    if recipe is None and shown.reference != "correct":
+        raise UserError(f"{subject.experiment} follows no reference, so --reference {shown.reference} means nothing")
+    if recipe and recipe.network == "visual-unet" and shown.reference == "empty":
+        raise UserError("visual-unet was never trained without its condition, so --reference empty means nothing")
+    referenced = follows(subject, shown)
+    matched = referenced and recipe is not None and recipe.needs_matches
+    if not referenced and not shown.usual_phase:
+        raise UserError(f"{subject.experiment} with reference {shown.reference} has no phase to change")
+    if not matched and shown.pairing != "kept":
+        raise UserError(f"{subject.experiment} with reference {shown.reference} has no point pairs to permute")
+    if matched and shown.matcher == NO_MATCHER:
+        raise UserError(f"{subject.experiment} needs a matcher: {', '.join(MATCHERS)} or {GROUND_TRUTH}")
+    if matched and shown.matcher != GROUND_TRUTH:
+        return shown
+    return replace(shown, matcher=shown.matcher if matched else NO_MATCHER, depth_sampling="object")
+
+
+def list_jobs(
+    conditions: Sequence[TestSet], scene_seed: int, tasks: Sequence[Task], scenes: Sequence[int] = ()
+) -> list[Job]:
+    """Every scene of the conditions (or those numbered `scenes`) with every task."""
+    jobs = []
+    for condition in conditions:
+        everything = evaluation_scenes(condition, scene_seed)
+        chosen = [s for s in everything if not scenes or s.index in scenes]
+        if len(chosen) < len(set(scenes)):
+            first, last = everything[0].index, everything[-1].index
+            raise UserError(f"--scenes {' '.join(map(str, scenes))}: {condition} has scenes {first} to {last}")
+        jobs += [Job(scene, task) for scene in chosen for task in tasks]
+    return jobs
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Digests of the files behind the rows, beside the checkpoint's."""
+
+    references: dict[Task, str]  # of the demonstration of each task
+    matcher: str
+
+    @staticmethod
+    def find(subject: Subject, shown: Intervention, data: Path | None) -> Sources:
+        references: dict[Task, str] = {}
+        if data is not None and follows(subject, shown):
+            references = {task: file_digest(demonstration_path(data, REFERENCE_PAIR, task)) for task in TASKS}
+        matched = shown.matcher not in (GROUND_TRUTH, NO_MATCHER)
+        return Sources(references, weights_digest(shown.matcher) if matched else "")
+
+
+def episode(
+    subject: Subject, shown: Intervention, job: Job, sources: Sources, outcome: Outcome | None = None
+) -> Episode:
+    """The row of a rollout; without its outcome, only what identifies it means anything."""
+    return Episode(
+        experiment=subject.experiment,
+        train_seed=subject.train_seed,
+        condition=job.scene.condition,
+        scene=job.scene.index,
+        scene_seed=job.scene.seed,
+        u=job.scene.u,
+        camera_azimuth_deg=job.scene.camera_azimuth_deg,
+        task=job.task,
+        shown=shown,
+        stage=subject.stage,
+        checkpoint=subject.checkpoint,
+        reference_file=sources.references.get(shown.supplied(job.task), ""),
+        matcher_weights=sources.matcher,
+        **asdict(outcome or Outcome()),
+    )
+
+
+@dataclass(frozen=True)
+class Rolling:
+    """What a worker does with a stream of rollouts."""
+
+    policy: str
+    checkpoint: str
+    data: Path
+    shown: Intervention
+    lanes: int
+
+    def __call__(self, jobs: Iterator[Job]) -> Iterator[tuple[Job, Outcome]]:
+        with threads(1):  # more would round differently, and processes share the cores better
+            controller = make_controller(self.policy, self.data, self.shown, self.checkpoint)
+            yield from roll_out(shared_world(), controller, jobs, self.lanes)
+
+
+def evaluate(
+    policy: str | Path,
+    out: str | Path,
+    *,
+    conditions: Sequence[TestSet] = ("combined",),
+    shown: Intervention | None = None,
+    tasks: Sequence[Task] = TASKS,
+    scene_seed: int = 0,
+    scenes: Sequence[int] = (),
+    data: str | Path | None = None,
+    workers: int = 1,
+) -> list[Episode]:
+    """Runs what is missing and returns all rows that were asked for.
+
+    Without `data` the references are found, or recorded, by `find_references`.
+    """
+    if workers < 1:
+        raise UserError(f"--workers {workers}: give at least 1")
+    if scene_seed < 0:
+        raise UserError(f"--scene-seed {scene_seed}: give a whole number from 0 up")
+    out, subject = Path(out), find_subject(str(policy))
+    shown = settle(subject, shown or Intervention())
+    jobs = list_jobs(conditions, scene_seed, tasks, scenes)
+    if not jobs:
+        raise UserError("--tasks and --condition: give at least one of each")
+    if data is None and follows(subject, shown):
+        data = find_references(out)
+    store = Path(data) if data is not None else None
+    sources = Sources.find(subject, shown, store)
+    asked = [episode(subject, shown, job, sources) for job in jobs]
+    wanted = {row.key: (row, job) for row, job in zip(asked, jobs, strict=True)}
+    with claimed(out):
+        path = out / EPISODES
+        present = {e.key: e for e in read_episodes(path)}
+        for key in wanted.keys() & present.keys():
+            check_same_files(path, present[key], wanted[key][0])
+        write_episodes(path, present.values())  # without the half line that a killed run may have left
+        missing = [job for key, (_, job) in wanted.items() if key not in present]
+        workers = min(workers, max(1, len(missing)))
+        lanes = min(LANES, -(-len(missing) // workers)) if missing else 1
+        bar = tqdm(desc=f"{subject.experiment} {shown.reference}", total=len(wanted), unit="rollout", smoothing=0.05)
+        bar.update(len(wanted) - len(missing))
+        successes = sum(present[key].success for key in wanted.keys() & present.keys())
+        work = Rolling(subject.policy, subject.checkpoint, store or Path(), shown, lanes)
+        with path.open("a") as file, bar:
+            for job, outcome in spread(work, missing, workers):
+                row = episode(subject, shown, job, sources, outcome)
+                file.write(row.line())
+                file.flush()
+                present[row.key] = row
+                successes += row.success
+                bar.update()
+                bar.set_postfix_str(f"{successes} successes")
+        write_episodes(path, present.values())
+    return [present[key] for key in wanted]
+
+
+def check_same_files(path: Path, present: Episode, wanted: Episode) -> None:
+    """A row that is there must come from the files that it would come from now, as far as it names them."""
+    for what, digest in present.files.items():
+        if digest and digest != wanted.files[what]:
+            raise UserError(f"{path} holds rollouts with another {what} under this name; choose another --out")
+
+
+def summary(rows: Sequence[Episode]) -> str:
+    """Successes by condition and task, one line each."""
+    lines = []
+    for condition in dict.fromkeys(row.condition for row in rows):
+        here = [row for row in rows if row.condition == condition]
+        counts = [(task, [row for row in here if row.task == task]) for task in TASKS]
+        shares = (f"{task} {sum(r.success for r in some)}/{len(some)}" for task, some in counts if some)
+        lines.append(f"{condition:12} {100 * sum(r.success for r in here) / len(here):6.2f} %   {', '.join(shares)}")
+    return "\n".join(lines)

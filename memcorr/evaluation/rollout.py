@@ -1,0 +1,178 @@
+"""Receding-horizon rollouts: decide on 16 actions, execute eight, look again.
+
+Many rollouts ("lanes") advance together in one process. They share one world and so one GL context:
+a lane is a snapshot of the physics, restored for its turn. Whoever decides (`Controller`) sees all
+lanes at once and may batch its work, but must answer for each lane as if it were alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from ..frames import Frame
+from ..policy.policy import Plan
+from ..spec import SPEC, TASKS, Array, Task
+from ..worlds.expert import act
+from ..worlds.scenes import Scene
+from ..worlds.world import World
+from .episodes import Direction, Outcome
+
+LANES = 8  # decided together, always: batches are padded to it, so that rounding never depends on company
+
+
+@dataclass(frozen=True)
+class Job:
+    """One rollout to be done."""
+
+    scene: Scene
+    task: Task  # what success is judged by
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is known when a lane replans."""
+
+    job: Job
+    replan: int  # 0 for the first chunk
+    elapsed: int  # e_k, environment steps executed so far
+    frame: Frame | None  # None if the controller said that it does not look
+    T_world_door: Array  # simulator truth: for ground-truth relations and diagnostics only
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a controller answers: a plan, or None to let the scripted expert act step by step."""
+
+    plan: Plan | None
+    match_error_mm: float | None = None  # mean over the valid points, from simulator truth; None without any
+
+
+class Controller(Protocol):
+    looks: bool  # whether decisions need a rendered frame
+
+    def decide(self, decisions: Sequence[Decision]) -> list[Answer]:
+        """One answer per decision, at most LANES; an answer never depends on the other decisions."""
+        ...
+
+
+class Stopwatch:
+    """Where the time goes, by name, seconds."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[name] += time.perf_counter() - start
+
+
+@dataclass
+class Lane:
+    """A rollout under way."""
+
+    job: Job
+    state: Array
+    decision: Decision
+    started: float
+    executed: list[Array] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+    success: bool = False
+    over: bool = False
+
+
+def roll_out(
+    world: World,
+    controller: Controller,
+    jobs: Iterator[Job],
+    lanes: int = LANES,
+    watch: Stopwatch | None = None,
+) -> Iterator[tuple[Job, Outcome]]:
+    """Runs `jobs`, up to `lanes` at a time; a finished lane takes the next job at once."""
+    watch = watch or Stopwatch()
+    active: list[Lane] = []
+    while True:
+        while len(active) < lanes and (job := next(jobs, None)) is not None:
+            world.reset(job.scene)
+            active.append(Lane(job, world.snapshot(), _look(world, controller, job, 0, 0, watch), time.perf_counter()))
+        if not active:
+            return
+        answers = controller.decide([lane.decision for lane in active])
+        for lane, answer in zip(active, answers, strict=True):
+            world.restore(lane.job.scene, lane.state)
+            with watch("physics"):
+                execute(world, lane, answer)
+            if lane.over:
+                yield lane.job, conclude(world, lane)
+            else:
+                lane.state = world.snapshot()
+                lane.decision = _look(world, controller, lane.job, len(lane.answers), len(lane.executed), watch)
+        active = [lane for lane in active if not lane.over]
+
+
+def _look(world: World, controller: Controller, job: Job, replan: int, elapsed: int, watch: Stopwatch) -> Decision:
+    with watch("render"):
+        frame = world.observe() if controller.looks else None
+    return Decision(job, replan, elapsed, frame, world.T_world_door)
+
+
+def execute(world: World, lane: Lane, answer: Answer) -> None:
+    """The first eight actions; ends at the first success, at step 200, when physics breaks down or when an
+    action is no number."""
+    lane.answers.append(answer)
+    for i in range(SPEC.executed):
+        action = act(world, lane.job.task) if answer.plan is None else answer.plan.actions[i]
+        lane.executed.append(np.asarray(action))
+        if not np.isfinite(action).all():
+            lane.over = True
+            return
+        world.step(action)
+        lane.success = world.success(lane.job.task) and not world.diverged
+        lane.over = lane.success or world.diverged or len(lane.executed) == SPEC.episode_steps
+        if lane.over:
+            return
+
+
+def conclude(world: World, lane: Lane) -> Outcome:
+    seconds, joint = time.perf_counter() - lane.started, world.door_joint
+    errors = [answer.match_error_mm for answer in lane.answers if answer.match_error_mm is not None]
+    return Outcome(
+        success=lane.success,
+        steps=len(lane.executed),
+        replans=len(lane.answers),
+        fallback_replans=sum(answer.plan is not None and answer.plan.fallback for answer in lane.answers),
+        matched_replans=len(errors),
+        mean_match_error_mm=round(float(np.mean(errors)), 4) if errors else None,
+        first_chunk_direction=first_chunk_direction(world, lane.job.scene, np.stack(lane.executed)),
+        final_joint=round(float(np.nan_to_num(joint)), 6),
+        seconds=round(seconds, 3),
+    )
+
+
+def first_chunk_direction(world: World, scene: Scene, executed: Array) -> Direction:
+    """Which of the expert's two first chunks in this very scene the executed one resembles, by cosine.
+
+    The first eight executed displacements against the first eight that the scripted expert executes
+    from the same start for either task; '' when nothing moved. The paper does not define its measure.
+    """
+    chunk = executed[: SPEC.executed, :3].ravel()
+    if not np.isfinite(chunk).all() or not chunk.any():
+        return ""
+    cosine = {}
+    for task in TASKS:
+        world.reset(scene)
+        expert = []
+        for _ in range(len(chunk) // 3):
+            expert.append(act(world, task)[:3])
+            world.step(np.append(expert[-1], executed[0, 3]))
+        theirs = np.concatenate(expert)
+        cosine[task] = float(chunk @ theirs / np.linalg.norm(theirs))
+    return max(TASKS, key=cosine.__getitem__)

@@ -1,0 +1,87 @@
+"""Action diffusion: the forward process, the two objectives' targets and the DDIM sampler.
+
+One function per equation. Noise, timesteps and the denoiser are passed in, never drawn here.
+All actions are in normalised coordinates, chunks are (batch, 16, 4), timesteps (batch,) integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..spec import SPEC
+
+
+def alpha_bars() -> Tensor:
+    """beta_t = 1e-4 + t (2e-2 - 1e-4) / 99 and alpha_bar_t = prod_{q <= t} (1 - beta_q): (100,) float64."""
+    beta = torch.linspace(SPEC.beta_first, SPEC.beta_last, SPEC.diffusion_steps, dtype=torch.float64)
+    return torch.cumprod(1.0 - beta, dim=0)
+
+
+def signal_and_noise(t: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """sqrt(alpha_bar_t) and sqrt(1 - alpha_bar_t), shaped to multiply chunks."""
+    alpha_bar = alpha_bars().to(t.device)[t].reshape(-1, 1, 1)
+    return alpha_bar.sqrt().to(dtype), (1.0 - alpha_bar).sqrt().to(dtype)
+
+
+def q_sample(x_0: Tensor, eps: Tensor, t: Tensor) -> Tensor:
+    """Standard diffusion: x_t = sqrt(alpha_bar_t) x_0 + sqrt(1 - alpha_bar_t) eps. The target is eps."""
+    signal, noise = signal_and_noise(t, x_0.dtype)
+    return signal * x_0 + noise * eps
+
+
+def paired_noise(x_open: Tensor, x_close: Tensor, eps: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Counterfactual paired denoising: z_t shared by both behaviours, and their targets eps^open, eps^close.
+
+    m = (x_open + x_close) / 2,  z_t = sqrt(alpha_bar) m + sqrt(1 - alpha_bar) eps,
+    eps^b = (z_t - sqrt(alpha_bar) x_0^b) / sqrt(1 - alpha_bar).
+
+    The target is computed as eps + sqrt(alpha_bar / (1 - alpha_bar)) (m - x_0^b), the same number
+    without the cancellation: equal chunks give exactly eps, the standard target.
+    """
+    signal, noise = signal_and_noise(t, x_open.dtype)
+    m = 0.5 * (x_open + x_close)
+    z_t = signal * m + noise * eps
+    return z_t, eps + signal / noise * (m - x_open), eps + signal / noise * (m - x_close)
+
+
+def ddim_timesteps() -> list[int]:
+    """The descending integer indices of linspace(0, 99, 20), truncated: 99, 93, ..., 5, 0."""
+    return torch.linspace(0, SPEC.diffusion_steps - 1, SPEC.ddim_steps, dtype=torch.float64).long().flip(0).tolist()
+
+
+def ddim_coefficients() -> list[tuple[float, float, float, float]]:
+    """Per step sqrt(alpha_bar_t), sqrt(1 - alpha_bar_t) and the same two of the next, less noisy index.
+
+    After the last step (t = 0) nothing is noisy: alpha_bar = 1.
+    """
+    alpha_bar = alpha_bars()[ddim_timesteps()]
+    following = torch.cat([alpha_bar[1:], torch.ones(1, dtype=alpha_bar.dtype)])
+    columns = torch.stack([alpha_bar.sqrt(), (1 - alpha_bar).sqrt(), following.sqrt(), (1 - following).sqrt()], dim=1)
+    return [(row[0], row[1], row[2], row[3]) for row in columns.tolist()]
+
+
+def ddim_step(z_t: Tensor, eps_hat: Tensor, coefficients: tuple[float, float, float, float]) -> Tensor:
+    """One deterministic DDIM step (stochasticity zero) with the clean prediction clipped to +-5.
+
+    As in the common implementation the direction keeps the predicted noise, also where the clean
+    prediction was clipped.
+    """
+    signal, noise, signal_next, noise_next = coefficients
+    x_0 = ((z_t - noise * eps_hat) / signal).clamp(-SPEC.clean_limit, SPEC.clean_limit)
+    return signal_next * x_0 + noise_next * eps_hat
+
+
+def guided(eps_u: Tensor, eps_c: Tensor, guidance: float) -> Tensor:
+    """Classifier-free guidance: eps_u + w (eps_c - eps_u)."""
+    return eps_u + guidance * (eps_c - eps_u)
+
+
+def ddim_sample(denoise: Callable[[Tensor, Tensor], Tensor], noise: Tensor) -> Tensor:
+    """From Gaussian `noise` (B, 16, 4) to clean normalised chunks; `denoise(z_t, t)` predicts the noise."""
+    z_t = noise
+    for t, coefficients in zip(ddim_timesteps(), ddim_coefficients(), strict=True):
+        z_t = ddim_step(z_t, denoise(z_t, torch.full((len(noise),), t, device=noise.device)), coefficients)
+    return z_t

@@ -1,0 +1,218 @@
+"""A trained policy: observation and reference in, action chunk out. No simulator anywhere.
+
+    follower = memcorr.load_policy().follow(demonstration)    # the shipped policy and the reference you pick
+    plan = follower.plan(frame, elapsed)                      # execute eight of plan.actions, look again
+
+`Planner` does the same for many decisions at once; evaluation runs on it. Task identity reaches a
+relation policy only through the reference; a visual policy is given the task instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..correspondence.lift import ReferenceFrame, match_frames, prepare_references
+from ..correspondence.matcher import Matcher, load_matcher
+from ..correspondence.matches import Matches
+from ..demos.phase import reference_phase
+from ..demos.store import Demonstration
+from ..errors import UserError
+from ..frames import Frame, check_frame
+from ..runs import choose_device, padded
+from ..spec import SPEC, TASKS, Array, DepthSampling, Task
+from .checkpoint import CONFIG, MODEL, Checkpoint, Design, read_checkpoint
+from .condition import Condition, Images, build_condition, shrink
+from .relations import Relations, build_relations, empty_relations
+from .sampler import make_sampler
+
+SHIPPED = Path(__file__).parent / "shipped"  # config.json and model.safetensors of the shipped policy
+
+
+def initial_noise(*key: int) -> NDArray[np.float32]:
+    """The Gaussian chunk (16, 4) that a sample starts from: a pure function of non-negative integers."""
+    return np.random.default_rng(key).standard_normal((SPEC.chunk, SPEC.action_dim), np.float32)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One chunk to be planned: what is seen, what is shown, and the noise that the sample starts from."""
+
+    frame: Frame
+    noise: NDArray[np.float32]  # (16, 4)
+    gripper_ref: Array | None = None  # (T, 3) the reference's gripper; without it the condition is empty
+    phase: int | None = None  # j, the reference's current frame
+    matches: Matches | None = None  # between that frame and the live one
+    task: Task | None = None  # for visual policies, which have no reference
+    empty: bool = False  # drop the condition
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sixteen actions, and how well the reference behind them was seen."""
+
+    actions: Array  # (16, 4) in the robot's units, each component in [-1, 1]; the first eight are for now
+    phase: int | None = None  # frame of the reference that it follows; None without a reference
+    matches: Matches | None = None  # the sixteen point pairs it was shown; None where nothing was matched
+
+    @property
+    def valid_points(self) -> int:
+        return 0 if self.matches is None else int(self.matches.valid.sum())
+
+    @property
+    def confidence(self) -> float:
+        """Mean over the valid points, 0 to 1; 0 without any."""
+        return float(self.matches.confidence[self.matches.valid].mean()) if self.matches and self.valid_points else 0.0
+
+    @property
+    def fallback(self) -> bool:
+        """Fewer than four valid points: planned from the robot's state alone, without the reference."""
+        return self.matches is not None and self.valid_points < SPEC.min_valid
+
+
+class Policy:
+    """Plans chunks of 16 actions, one or many at a time."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.design: Design = checkpoint.design
+        self.seed, self.digest = checkpoint.seed, checkpoint.digest
+        self.network, self.normalisation = checkpoint.network, checkpoint.normalisation
+        self.device = next(self.network.parameters()).device
+        self.sampler = make_sampler(self.network, self.design.guidance)
+
+    def follow(self, reference: Demonstration, matcher: str | Matcher = "embedded", lanes: int = 1) -> Follower:
+        """This policy bound to a reference; make another one to swap the reference at run time.
+
+        `matcher` is a name, a file of the embedded one's weights, or any object that is a `Matcher`.
+        `lanes` is the batch that a plan is computed in: evaluation uses 8, whose bits differ in the last place.
+        """
+        return Follower(self, reference, matcher, lanes)
+
+    def condition(self, requests: Sequence[Request]) -> Condition:
+        """What the network is shown, (B, ...)."""
+        state = np.stack([r.frame.robot_state for r in requests])
+        if self.design.visual:
+            tasks = [TASKS.index(r.task) for r in requests if r.task is not None]
+            if len(tasks) < len(requests):
+                raise ValueError("a visual policy needs the task")
+            shrunk = [shrink(r.frame.rgb, r.frame.depth, r.frame.mask) for r in requests]
+            images = Images(*(np.stack([getattr(s, k) for s in shrunk]) for k in ("rgb", "depth", "mask")))
+            condition = build_condition(self.normalisation, state, images=images, task=np.array(tasks))
+        else:
+            relations = [self._relations(r) for r in requests]
+            stacked = Relations(np.stack([r.tokens for r in relations]), np.stack([r.valid for r in relations]))
+            condition = build_condition(self.normalisation, state, relations=stacked)
+        return condition.drop(torch.tensor([r.empty for r in requests]))
+
+    def _relations(self, request: Request) -> Relations:
+        if request.gripper_ref is None or request.phase is None:
+            return empty_relations()
+        r, representation = request, self.design.representation
+        return build_relations(r.matches, r.frame.gripper, request.gripper_ref, request.phase, representation)
+
+    def plan(self, requests: Sequence[Request], lanes: int = 1) -> list[Plan]:
+        """One plan per request, computed in batches of `lanes`: the same bits whoever else is in the batch."""
+        plans: list[Plan] = []
+        for index in padded(len(requests), lanes):
+            batch = [requests[i] for i in index]
+            z = torch.from_numpy(np.stack([r.noise for r in batch])).to(self.device)
+            x_0 = self.sampler.sample(self.condition(batch).to(self.device), z)
+            chunks = self.normalisation.original_action(x_0.cpu().numpy().astype(np.float64))
+            plans += [Plan(chunk, r.phase, r.matches) for chunk, r in zip(chunks, batch, strict=True)]
+        return plans[: len(requests)]
+
+
+class Reference:
+    """A demonstration to follow; its frames are prepared for the matcher once, when they are first needed."""
+
+    def __init__(self, demonstration: Demonstration, matcher: Matcher | None) -> None:
+        if len(demonstration) < 2:
+            raise UserError(f"{demonstration.path}: a reference has at least two frames")
+        if not np.isfinite(demonstration.gripper).all():
+            raise UserError(f"{demonstration.path}: the reference's gripper holds NaN or infinity")
+        self.demonstration, self.matcher = demonstration, matcher
+        self._prepared: dict[int, ReferenceFrame] = {}
+
+    def __len__(self) -> int:
+        return len(self.demonstration)
+
+    def prepare(self, phases: Sequence[int]) -> None:
+        missing = sorted({j for j in phases if j not in self._prepared})
+        if self.matcher is None or not missing:
+            return
+        frames = self.demonstration.frames(missing)
+        for j, frame in zip(missing, frames, strict=True):
+            check_frame(frame, f"{self.demonstration.path}, frame {j}")
+        self._prepared |= zip(missing, prepare_references(self.matcher, frames), strict=True)
+
+    def at(self, j: int) -> ReferenceFrame:
+        self.prepare([j])
+        return self._prepared[j]
+
+
+class Planner:
+    """Match, relate, sample: the one path from frames and references to plans, for any number at once."""
+
+    def __init__(
+        self, policy: Policy, matcher: Matcher | None, lanes: int = 1, sampling: DepthSampling = "object"
+    ) -> None:
+        self.policy, self.matcher, self.lanes, self.sampling = policy, matcher, lanes, sampling
+
+    def match(self, shown: Sequence[tuple[Reference, int]], frames: Sequence[Frame]) -> Matches | None:
+        """Point pairs (B, 16, ...) between frame j of each reference and the live frames; None without a matcher."""
+        if self.matcher is None:
+            return None
+        references = [reference.at(j) for reference, j in shown]
+        return match_frames(self.matcher, references, frames, self.sampling, self.lanes)
+
+    def plan(self, requests: Sequence[Request]) -> list[Plan]:
+        return self.policy.plan(requests, self.lanes)
+
+
+class Follower:
+    """A relation policy that follows one reference; images are matched at every plan."""
+
+    def __init__(
+        self, policy: Policy, reference: Demonstration, matcher: str | Matcher = "embedded", lanes: int = 1
+    ) -> None:
+        if policy.design.visual:
+            raise UserError(f"{policy.design.name} follows no reference: it is given the task")
+        loaded = load_matcher(matcher) if isinstance(matcher, str) else matcher
+        used = loaded if policy.design.needs_matches else None
+        self.reference, self.planner = Reference(reference, used), Planner(policy, used, lanes)
+
+    def plan(self, frame: Frame, elapsed: int, seed: int = 0, noise: NDArray[np.float32] | None = None) -> Plan:
+        """What continues the reference from `frame`, `elapsed` control steps after the start.
+
+        A frame that cannot be right (wrong shape or type, NaN in the robot's state, depth in millimetres)
+        is a ValueError that says so. With an empty mask, or too little of the object in sight, the plan
+        comes from the robot's state alone and its `fallback` is true: a careful robot then stands still.
+        `seed` draws the noise of the sample, unless `noise` (16, 4) is given.
+        """
+        check_frame(frame)
+        j = reference_phase(elapsed, len(self.reference))
+        matches = self.planner.match([(self.reference, j)], [frame])
+        drawn = initial_noise(seed, elapsed) if noise is None else noise
+        gripper = self.reference.demonstration.gripper
+        request = Request(frame, drawn, gripper, j, None if matches is None else matches[0])
+        return self.planner.plan([request])[0]
+
+
+def policy_folder(policy: str | Path) -> Path:
+    """Where a policy lies: "shipped", or the folder of a run."""
+    folder = SHIPPED if str(policy) == "shipped" else Path(policy)
+    if not (folder / CONFIG).exists() and not (folder / MODEL).exists():
+        if folder == SHIPPED:
+            raise UserError(f"this memcorr ships no policy ({folder} is missing); train one with `memcorr train`")
+        raise UserError(f"{policy} holds no policy: give the folder of a run, or shipped")
+    return folder
+
+
+def load_policy(policy: str | Path = "shipped", device: str = "auto") -> Policy:
+    """The shipped one, or from a run folder, its `stage-one` folder or a folder with its two files."""
+    return Policy(read_checkpoint(policy_folder(policy), choose_device(device)))

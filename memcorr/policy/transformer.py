@@ -1,0 +1,205 @@
+"""The two Transformer policies of the table "Trainable policy architectures".
+
+`ActionTransformer` is the complete MemCorr-DP network (1,612,804 parameters): relation encoder,
+state, time and action inputs, four denoiser blocks. `VisualTransformer` puts an image tokenizer
+in front of the same core (1,618,636). `unet.py` holds the third network.
+
+The context does not depend on the timestep, so `encode` and `denoise` are separate: the sampler
+encodes once.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..spec import SPEC, TASKS
+from .condition import Condition
+
+WIDTH, HEADS, HIDDEN = 128, 4, 512
+ENCODER_LAYERS, DENOISER_BLOCKS = 2, 4
+IMAGE_CHANNELS, PATCH = 5, 8
+
+
+def sinusoidal_embedding(t: Tensor, dim: int) -> Tensor:
+    """Timesteps (B,) to (B, dim): sines, then cosines, of geometric frequencies 1 .. 1e-4."""
+    half = dim // 2
+    frequency = torch.exp(torch.arange(half, device=t.device) * (-math.log(10000.0) / (half - 1)))
+    angle = t[:, None].float() * frequency
+    return torch.cat([angle.sin(), angle.cos()], dim=-1)
+
+
+def mlp(d_in: int, d_hidden: int, d_out: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(d_in, d_hidden), nn.GELU(), nn.Linear(d_hidden, d_out))
+
+
+def heads(x: Tensor) -> Tensor:
+    """One projection (B, n, 128) to its heads (B, 4, n, 32)."""
+    return x.unflatten(-1, (HEADS, WIDTH // HEADS)).transpose(1, 2)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None = None) -> Tensor:
+    """Four-headed softmax attention of (B, n, 128) projections; `keep` (B, keys) marks keys that count.
+
+    A key that does not count has weight exactly 0, so its content cannot reach the output.
+    """
+    bias = None
+    if keep is not None:
+        bias = torch.zeros_like(keep, dtype=q.dtype).masked_fill_(~keep, -torch.inf)[:, None, None, :]
+    return F.scaled_dot_product_attention(heads(q), heads(k), heads(v), bias).transpose(1, 2).flatten(2)
+
+
+def add_linear(x: Tensor, h: Tensor, linear: nn.Linear, bias: Tensor | None = None) -> Tensor:
+    """x + linear(h), the product accumulated in place: one pass over memory instead of three."""
+    y = x.flatten(0, -2) + (linear.bias if bias is None else bias)
+    return y.addmm_(h.flatten(0, -2), linear.weight.t()).view_as(x)
+
+
+class MLP(nn.Module):
+    """x + W_2 GELU(W_1 LN(x))."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.expand = nn.Linear(WIDTH, HIDDEN)
+        self.contract = nn.Linear(HIDDEN, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return add_linear(x, F.gelu(self.expand(self.norm(x))), self.contract)
+
+
+class SelfAttention(nn.Module):
+    """x + attention of LN(x) to itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
+        q, k, v = self.qkv(self.norm(x)).split(WIDTH, dim=-1)
+        return add_linear(x, attend(q, k, v, keep), self.out)
+
+
+class CrossAttention(nn.Module):
+    """x + attention of LN(x) to the memory.
+
+    Two of the biases cost nothing: one added to every key changes no softmax, and one added to
+    every value passes through it, so it joins the output's bias.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.q = nn.Linear(WIDTH, WIDTH)
+        self.kv = nn.Linear(WIDTH, 2 * WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def output_bias(self) -> Tensor:
+        return torch.addmv(self.out.bias, self.out.weight, self.kv.bias[WIDTH:])
+
+    def forward(self, x: Tensor, memory: Tensor, keep: Tensor) -> Tensor:
+        k, v = F.linear(memory, self.kv.weight).split(WIDTH, dim=-1)
+        return add_linear(x, attend(self.q(self.norm(x)), k, v, keep), self.out, self.output_bias())
+
+
+class EncoderLayer(nn.Module):
+    """Pre-LN self-attention and MLP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = SelfAttention()
+        self.mlp = MLP()
+
+    def forward(self, x: Tensor, keep: Tensor) -> Tensor:
+        return self.mlp(self.attention(x, keep))
+
+
+class DenoiserBlock(nn.Module):
+    """Pre-LN self-attention over actions, cross-attention to state and context, MLP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.self_attention = SelfAttention()
+        self.cross_attention = CrossAttention()
+        self.mlp = MLP()
+
+    def forward(self, x: Tensor, memory: Tensor, keep: Tensor) -> Tensor:
+        return self.mlp(self.cross_attention(self.self_attention(x), memory, keep))
+
+
+class ActionTransformer(nn.Module):
+    """MemCorr-DP: eps_hat(z_t, t, s, r) with one state token and 64 context tokens as memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token_projection = nn.Linear(SPEC.token_fields, WIDTH)
+        self.point_embedding = nn.Parameter(torch.randn(SPEC.points, WIDTH) * 0.02)
+        self.offset_embedding = nn.Parameter(torch.randn(len(SPEC.future_offsets), WIDTH) * 0.02)
+        self.encoder = nn.ModuleList(EncoderLayer() for _ in range(ENCODER_LAYERS))
+        self.state_mlp = mlp(SPEC.state_dim, WIDTH, WIDTH)
+        self.action_projection = nn.Linear(SPEC.action_dim, WIDTH)
+        self.action_embedding = nn.Parameter(torch.randn(SPEC.chunk, WIDTH) * 0.02)
+        self.time_mlp = mlp(WIDTH, HIDDEN, WIDTH)
+        self.blocks = nn.ModuleList(DenoiserBlock() for _ in range(DENOISER_BLOCKS))
+        self.norm_out = nn.LayerNorm(WIDTH)
+        self.out = nn.Linear(WIDTH, SPEC.action_dim)
+
+    def context(self, condition: Condition) -> Tensor:
+        """The 64 x 18 tokens to encode."""
+        assert condition.tokens is not None
+        return condition.tokens
+
+    def encode(self, tokens: Tensor, keep: Tensor) -> Tensor:
+        """Tokens (B, 64, 18) to context (B, 64, 128). Rows where `keep` is false are meaningless."""
+        position = (self.point_embedding[:, None] + self.offset_embedding).reshape(SPEC.tokens, WIDTH)
+        x = self.token_projection(tokens) + position
+        # A sample without any token still needs a finite softmax; nothing reads its result.
+        keys = keep | ~keep.any(dim=1, keepdim=True)
+        for layer in self.encoder:
+            x = layer(x, keys)
+        return x
+
+    def embed_time(self, t: Tensor) -> Tensor:
+        return self.time_mlp(sinusoidal_embedding(t, WIDTH))
+
+    def denoise(self, z_t: Tensor, t: Tensor, state: Tensor, context: Tensor, keep: Tensor) -> Tensor:
+        """eps_hat (B, 16, 4) from the encoded context; the state token is always a key."""
+        memory = torch.cat([self.state_mlp(state)[:, None], context], dim=1)
+        keys = F.pad(keep, (1, 0), value=True)
+        x = self.action_projection(z_t) + self.action_embedding + self.embed_time(t)[:, None]
+        for block in self.blocks:
+            x = block(x, memory, keys)
+        return self.out(self.norm_out(x))
+
+    def forward(self, z_t: Tensor, t: Tensor, condition: Condition) -> Tensor:
+        tokens, keep = self.context(condition), condition.keep
+        present = keep.any(dim=1)
+        if present.all():
+            context = self.encode(tokens, keep)
+        else:  # a dropped condition costs nothing: it is never encoded
+            context = tokens.new_zeros(*keep.shape, WIDTH)
+            context[present] = self.encode(tokens[present], keep[present])
+        return self.denoise(z_t, t, condition.state, context, keep)
+
+
+class VisualTransformer(ActionTransformer):
+    """Visual-DP-Transformer: 64 image patches plus a task embedding in place of the relations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(IMAGE_CHANNELS, SPEC.token_fields, PATCH, stride=PATCH)
+        self.task_embedding = nn.Linear(len(TASKS), SPEC.token_fields)
+
+    def context(self, condition: Condition) -> Tensor:
+        assert condition.image is not None and condition.task is not None
+        patches = self.patches(condition.image).flatten(2).transpose(1, 2)
+        return patches + self.task_embedding(condition.task)[:, None]
+
+
+def parameter_total(network: nn.Module) -> int:
+    return sum(p.numel() for p in network.parameters() if p.requires_grad)

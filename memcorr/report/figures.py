@@ -1,0 +1,240 @@
+"""The paper's figures from measured rollouts; the paper's own values are drawn as open diamonds.
+
+Files are the same bytes for the same rollouts: no dates, fixed identifiers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from ..evaluation.episodes import Episode
+from ..runs import written_whole
+from ..spec import SPEC, TASKS
+from . import paper
+from .lookup import PHASES, Lookup
+from .paper import Line
+from .statistics import paired_difference, percent, share
+
+COLOURS = {
+    "memcorr": "#1f6fb4",
+    "visual-transformer": "#d9822b",
+    "visual-unet": "#7a9a3a",
+    "motion": "#8e63b0",
+    "centroid": "#b0575a",
+    "standard": "#777777",
+}
+PAPER = Line2D([], [], linestyle="", marker="D", markerfacecolor="white", markeredgecolor="black", label="paper")
+SEED = Line2D([], [], linestyle="", marker="o", markerfacecolor="white", markeredgecolor="0.3", label="ours, one seed")
+STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlelocation": "left",
+    "svg.hashsalt": "memcorr",
+    "figure.dpi": 100,
+}
+
+
+def seeds(episodes: Sequence[Episode]) -> list[tuple[int | None, list[Episode]]]:
+    found = sorted({e.train_seed for e in episodes}, key=lambda s: -1 if s is None else s)
+    return [(seed, [e for e in episodes if e.train_seed == seed]) for seed in found]
+
+
+def bars(axis: plt.Axes, lookup: Lookup, lines: Sequence[Line], title: str) -> None:
+    """Grouped by condition; pooled bars, per-seed circles, the paper's diamonds, successes/total inside."""
+    width = 0.8 / len(lines)
+    for i, line in enumerate(lines):
+        for k, cell in enumerate(line.cells):
+            x = k + (i - (len(lines) - 1) / 2) * width
+            mark(axis, x, width, lookup.of(cell.setting), COLOURS[cell.setting.experiment])
+            if cell.successes is not None:
+                axis.plot(x, 100 * cell.successes / cell.n, "D", color="black", mfc="white", ms=5, zorder=4)
+    handles = [plt.Rectangle((0, 0), 1, 1, color=COLOURS[li.cells[0].setting.experiment]) for li in lines]
+    names = [line.label[0] for line in lines]
+    axis.legend([*handles, PAPER, SEED], [*names, "paper", "ours, one seed"], **BELOW)
+    axis.set_xticks(range(len(lines[0].cells)), [paper.CONDITION_NAMES[c.setting.condition] for c in lines[0].cells])
+    axis.set(title=title, ylabel="success, %", ylim=(0, 112), xlim=(-0.5, len(lines[0].cells) - 0.5))
+    axis.set_yticks(range(0, 101, 20))
+
+
+BELOW: dict[str, Any] = {
+    "loc": "upper center",
+    "bbox_to_anchor": (0.5, -0.1),
+    "ncols": 3,
+    "fontsize": 7.5,
+    "frameon": False,
+}
+
+
+def mark(axis: plt.Axes, x: float, width: float, episodes: Sequence[Episode], colour: str) -> None:
+    if not episodes:
+        axis.text(x, 3, NOT_MEASURED, rotation=90, ha="center", va="bottom", color="0.55", fontsize=7.5)
+        return
+    axis.bar(x, percent(episodes), width * 0.92, color=colour, alpha=0.85)
+    label = f"{sum(e.success for e in episodes)}/{len(episodes)}"
+    y = 2 if percent(episodes) >= 20 else percent(episodes) + 3  # above a bar that is too short to hold it
+    axis.text(x, y, label, rotation=90, ha="center", va="bottom", color="black", fontsize=7.5)
+    groups = seeds(episodes)
+    offsets = np.linspace(-0.25, 0.25, len(groups)) * width if len(groups) > 1 else [0.0]
+    for offset, (_, rows) in zip(offsets, groups, strict=True):
+        axis.plot(x + offset, percent(rows), "o", color="0.3", mfc="white", ms=3.5, zorder=5)
+
+
+NOT_MEASURED = "not measured"
+
+
+def main_comparison(lookup: Lookup) -> Figure:
+    figure, axes = plt.subplots(2, 2, figsize=(10, 7.6), layout="constrained")
+    bars(axes[0, 0], lookup, paper.SYSTEMS, "(a) Complete systems")
+    differences(axes[0, 1], lookup)
+    tasks(axes[1, 0], lookup)
+    bars(axes[1, 1], lookup, paper.REPRESENTATIONS, "(d) Relation controls")
+    return figure
+
+
+def differences(axis: plt.Axes, lookup: Lookup) -> None:
+    chosen = paper.CONTRASTS[:2]
+    for y, c in enumerate(chosen):
+        low, high = c.interval or (c.points, c.points)
+        error = np.array([[c.points - low], [high - c.points]])
+        axis.errorbar(c.points, y + 0.15, xerr=error, fmt="D", color="black", mfc="white", capsize=3)
+        measured = paired_difference(lookup.of(c.ours), lookup.of(c.theirs))
+        if measured is None:
+            axis.text(0, y - 0.15, f"  {NOT_MEASURED}", color="0.55", va="center", fontsize=8)
+            continue
+        error = np.maximum([[measured.points - measured.low], [measured.high - measured.points]], 0)  # of rounding
+        axis.errorbar(measured.points, y - 0.15, xerr=error, fmt="o", color=COLOURS["memcorr"], capsize=3)
+    axis.axvline(0, color="0.7", linewidth=0.8)
+    axis.set_yticks(range(len(chosen)), ["Boundary\nextrapolation", "Combined\nshift"])
+    axis.set(
+        title="(b) MemCorr-DP − Visual Transformer, paired",
+        xlabel="percentage points (95 % configuration bootstrap)",
+        ylim=(-0.6, 1.6),
+    )
+    mine = Line2D([], [], linestyle="", marker="o", color=COLOURS["memcorr"], label="ours")
+    axis.legend(handles=[PAPER, mine], loc="lower right", fontsize=7.5, frameon=False)
+
+
+def tasks(axis: plt.Axes, lookup: Lookup) -> None:
+    width = 0.8 / len(paper.BY_TASK)
+    for i, (_, setting, counts) in enumerate(paper.BY_TASK):
+        for k, (task, theirs) in enumerate(zip(TASKS, counts, strict=True)):
+            x = k + (i - (len(paper.BY_TASK) - 1) / 2) * width
+            rows = [e for e in lookup.of(setting) if e.task == task]
+            mark(axis, x, width, rows, COLOURS[setting.experiment])
+            if theirs is not None:
+                axis.plot(x, 100 * theirs / 75, "D", color="black", mfc="white", ms=5, zorder=4)
+    handles = [plt.Rectangle((0, 0), 1, 1, color=COLOURS[s.experiment]) for _, s, _ in paper.BY_TASK]
+    axis.legend([*handles, PAPER, SEED], [*(n for n, _, _ in paper.BY_TASK), "paper", "ours, one seed"], **BELOW)
+    axis.set_xticks(range(len(TASKS)), ["Opening", "Closing"])
+    axis.set(title="(c) Combined shift by task", ylabel="success, %", ylim=(0, 112), xlim=(-0.5, 1.5))
+    axis.set_yticks(range(0, 101, 20))
+
+
+def objective(lookup: Lookup) -> Figure:
+    """Correct against opposite reference after standard and after paired training, stage one."""
+    figure, axes = plt.subplots(1, 2, figsize=(8, 3.9), sharey=True, layout="constrained")
+    titles = ("(a) Standard training", "(b) Counterfactual paired training")
+    for axis, title, lines in zip(axes, titles, (paper.OBJECTIVE[:3], paper.OBJECTIVE[3:]), strict=True):
+        cells = [line.cells[0] for line in (lines[0], lines[2])]
+        theirs = [100 * (cell.successes or 0) / cell.n for cell in cells]
+        axis.plot([0, 1], theirs, "D--", color="black", mfc="white", linewidth=1, label="paper")
+        both = [lookup.of(cell.setting) for cell in cells]
+        if all(both):
+            colour = COLOURS[cells[0].setting.experiment]
+            for seed, rows in seeds(both[0]):
+                other = [e for e in both[1] if e.train_seed == seed]
+                if other:
+                    axis.plot([0, 1], [percent(rows), percent(other)], color=colour, alpha=0.45, linewidth=1)
+            pooled = [percent(rows) for rows in both]
+            axis.plot([0, 1], pooled, "o-", color=colour, linewidth=2.5, label="ours, pooled (thin: seeds)")
+            axis.set_xlabel(f"ours: correct − opposite {pooled[0] - pooled[1]:+.1f} points")
+        else:
+            axis.text(0.5, 5, f"ours {NOT_MEASURED}", color="0.55", ha="center")
+        axis.set_xticks([0, 1], ["Correct\nreference", "Opposite\nreference"])
+        axis.set(title=title, xlim=(-0.3, 1.3), ylim=(0, 104))
+        axis.legend(loc="upper right", fontsize=7.5, frameon=False)
+    axes[0].set_ylabel("success on the original task, %")
+    return figure
+
+
+def positions(lookup: Lookup) -> Figure:
+    """Where the door stood and how the camera was turned, coloured by the main policy's success there."""
+    figure, axes = plt.subplots(1, 4, figsize=(12, 3.7), layout="constrained", sharey=True)
+    colours = matplotlib.colormaps["RdYlGn"]
+    low, high = SPEC.band_train
+    for axis, condition in zip(axes, ("boundary", "extreme", "camera", "combined"), strict=True):
+        rows = lookup.of(replace(paper.MAIN, condition=condition))
+        axis.add_patch(plt.Rectangle((low, low), high - low, high - low, color="0.93", zorder=0))
+        for scene in sorted({e.scene for e in rows}):
+            here = [e for e in rows if e.scene == scene]
+            marker = {-1: "<", 0: "o", 1: ">"}[int(np.sign(here[0].camera_azimuth_deg))]
+            colour = colours(percent(here) / 100)
+            axis.plot(*here[0].u, marker, color=colour, mec="0.25", mew=0.6, ms=7)
+        name = paper.CONDITION_NAMES[condition]
+        axis.set_title(f"{name}\n{percent(rows):.1f} % of {len(rows)}" if rows else f"{name}\n{NOT_MEASURED}")
+        axis.set(xlim=(-0.04, 1.04), ylim=(-0.04, 1.04), xlabel="$u_x$", aspect="equal")
+    axes[0].set_ylabel("$u_y$")
+    scale = plt.cm.ScalarMappable(plt.Normalize(0, 100), colours)
+    figure.colorbar(scale, ax=axes, label="success, %", shrink=0.85, aspect=18)
+    figure.supxlabel("grey: training band;  ◂ ▸ camera −15° / +15°, ● original", fontsize=8.5)
+    return figure
+
+
+def phase(lookup: Lookup) -> Figure:
+    figure, axes = plt.subplots(1, 2, figsize=(8, 3.6), sharey=True, layout="constrained")
+    labels = ("reference offset δ, frames (negative: lags)", "reference speed ρ")
+    floor = 80.0
+    panels = zip(axes, PHASES, labels, "ab", strict=True)
+    for axis, what, label, letter in panels:
+        measured = [(value, share(lookup.of(setting))) for value, setting in lookup.phases("boundary", what)]
+        points = [(value, s) for value, s in measured if s is not None]
+        if points:
+            x = [value for value, _ in points]
+            y = [s.percent for _, s in points]
+            error = [[s.percent - s.low for _, s in points], [s.high - s.percent for _, s in points]]
+            axis.errorbar(x, y, yerr=np.maximum(error, 0), fmt="o-", color=COLOURS["memcorr"], capsize=3, label="ours")
+            axis.set_xticks(x)
+            floor = min(floor, *(s.low - 5 for _, s in points))
+        if not points:
+            axis.text(0.5, 0.2, f"ours {NOT_MEASURED}", transform=axis.transAxes, ha="center", color="0.55")
+        default = 0 if what == "phase_offset" else 1
+        axis.plot(default, 100 * 292 / 300, "D", color="black", mfc="white", label="paper (default phase)")
+        axis.set(xlabel=label, title=f"({letter})")
+        axis.legend(loc="lower left", fontsize=7.5, frameon=False)
+    axes[0].set(ylabel="success, % (boundary extrapolation)", ylim=(max(0.0, floor), 101.5))
+    return figure
+
+
+FIGURES = {
+    "main": (main_comparison, "Closed-loop system comparison and matched relation controls."),
+    "objective": (objective, "Reference intervention at stage one, boundary extrapolation, ground-truth relations."),
+    "positions": (positions, "Position and viewpoint tests: success of MemCorr-DP at every tested configuration."),
+    "phase": (phase, "Sensitivity to the reference phase, 95 % configuration-bootstrap intervals."),
+}
+
+
+def draw_all(lookup: Lookup, out: Path) -> dict[str, Path]:
+    """Writes OUT/NAME.png and OUT/NAME.svg; returns the SVGs."""
+    written = {}
+    for name, (draw, _) in FIGURES.items():
+        with matplotlib.rc_context(STYLE):
+            figure = draw(lookup)
+            for suffix, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
+                with written_whole(out / f"{name}.{suffix}") as temporary:
+                    figure.savefig(temporary, format=suffix, dpi=150, metadata=metadata)
+            plt.close(figure)
+        written[name] = out / f"{name}.svg"
+    return written

@@ -1,0 +1,76 @@
+"""`memcorr report`: every table and figure of the paper from `episodes.jsonl` files and nothing else.
+
+Writes REPORT.md, figures as PNG and SVG, and report.html, one self-contained page. The same rollouts
+give the same bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..evaluation.episodes import find_episodes
+from ..runs import claimed, write_text
+from ..spec import SPEC
+from .figures import FIGURES, draw_all
+from .lookup import Lookup
+from .tables import Table, all_tables
+
+TITLE = "MemCorr-DP: measured beside published"
+CSS = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1240px; margin: 2em auto; padding: 0 1em; }
+h1 { font-size: 1.6em; } h3 { margin: 2em 0 .2em; } p { margin: .3em 0 .8em; color: #444; }
+.scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
+th, td { padding: .35em .6em; text-align: left; border-bottom: 1px solid #ddd; vertical-align: top; }
+th { border-bottom: 2px solid #888; background: #f6f6f6; } td.missing { color: #999; font-style: italic; }
+figure { margin: 1.5em 0; } figure img { max-width: 100%; } figcaption { color: #444; }
+"""
+
+
+def introduction(lookup: Lookup) -> str:
+    """What the reader must know before comparing."""
+    trained = sorted({e.train_seed for e in lookup.episodes if e.train_seed is not None})
+    seeds = ", ".join(map(str, trained)) or "none"
+    return (
+        f"{len(lookup.episodes):,} rollouts; training seeds {seeds} (paper: 42, 43, 44); tables use scene seed "
+        f"{lookup.scene_seed} and the matcher “{lookup.matcher}” where the paper uses RoMa v2. Brackets are 95 % "
+        f"configuration-bootstrap intervals ({SPEC.resamples:,} resamples, percentile): they speak about "
+        "configurations, given the trained models. Time-outs and rollouts with fallback decisions count. Cells "
+        "without rollouts say “not measured”."
+    )
+
+
+def markdown(lookup: Lookup, tables: Sequence[Table]) -> str:
+    figures = "\n".join(f"![{caption}]({name}.png)\n\n{caption}\n" for name, (_, caption) in FIGURES.items())
+    return f"# {TITLE}\n\n{introduction(lookup)}\n\n{figures}\n" + "\n".join(t.markdown() for t in tables)
+
+
+def page(lookup: Lookup, tables: Sequence[Table], figures: dict[str, Path]) -> str:
+    """Everything inline, so that the file opens from disk and can be sent around alone."""
+    images = []
+    for name, path in figures.items():
+        data, caption = base64.b64encode(path.read_bytes()).decode(), html.escape(FIGURES[name][1])
+        image = f"<img alt='{caption}' src='data:image/svg+xml;base64,{data}'>"
+        images.append(f"<figure>{image}<figcaption>{caption}</figcaption></figure>")
+    return (
+        f"<!doctype html>\n<html lang='en'><head><meta charset='utf-8'><title>{TITLE}</title>"
+        f"<meta name='viewport' content='width=device-width'><style>{CSS}</style></head>\n<body><h1>{TITLE}</h1>\n"
+        f"<p>{html.escape(introduction(lookup))}</p>\n"
+        + "\n".join(images)
+        + "\n".join(table.html() for table in tables)
+        + "</body></html>\n"
+    )
+
+
+def write_report(
+    places: Sequence[str | Path], out: str | Path, matcher: str | None = None, scene_seed: int | None = None
+) -> Path:
+    """Reads every episodes.jsonl below `places`; returns the HTML page."""
+    lookup = Lookup(find_episodes([Path(place) for place in places]), matcher, scene_seed)
+    with claimed(Path(out)) as folder:
+        figures, tables = draw_all(lookup, folder), all_tables(lookup)
+        write_text(folder / "REPORT.md", markdown(lookup, tables))
+        write_text(folder / "report.html", page(lookup, tables, figures))
+    return folder / "report.html"

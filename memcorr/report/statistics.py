@@ -1,0 +1,105 @@
+"""Evaluation statistics: the configuration bootstrap and paired differences.
+
+A physical configuration contributes the mean over its tasks and training seeds; configurations are
+resampled with replacement. The intervals speak about configurations, given the trained models.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from ..evaluation.episodes import Episode
+from ..spec import SPEC, Array
+
+BLOCK = 10_000  # resamples in memory at a time
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Share:
+    """Successes of n rollouts with a 95 % configuration-bootstrap interval; shares in percent."""
+
+    successes: int
+    n: int
+    percent: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Mean of paired differences in percentage points, with its interval."""
+
+    points: float
+    low: float
+    high: float
+    n: int  # matched rollouts
+    unmatched: int  # rollouts of either side without a partner, left out
+
+
+def bootstrap_interval(means: Array, resamples: int = SPEC.resamples, seed: int = SEED) -> tuple[float, float]:
+    """2.5th and 97.5th percentile of the mean over resampled configurations."""
+    return _interval(np.asarray(means, np.float64).tobytes(), resamples, seed)
+
+
+@cache
+def _interval(content: bytes, resamples: int, seed: int) -> tuple[float, float]:
+    """Remembered: tables and figures ask for the same cells."""
+    means = np.frombuffer(content)
+    rng, n = np.random.default_rng(seed), len(means)
+    averages = np.concatenate(
+        [
+            means[rng.integers(0, n, (min(BLOCK, resamples - start), n), np.uint32)].mean(axis=1)
+            for start in range(0, resamples, BLOCK)
+        ]
+    )
+    low, high = np.percentile(averages, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def configuration_means(values: Iterable[tuple[tuple, float]]) -> Array:
+    """Mean value of every physical configuration, in the order of the configurations."""
+    grouped: dict[tuple, list[float]] = defaultdict(list)
+    for configuration, value in values:
+        grouped[configuration].append(value)
+    return np.array([np.mean(grouped[configuration]) for configuration in sorted(grouped)])
+
+
+def configuration(episode: Episode) -> tuple:
+    """What is resampled: one physical scene."""
+    return (episode.condition, episode.scene_seed, episode.scene)
+
+
+def rollout_identity(episode: Episode) -> tuple:
+    """Matched rollouts share configuration, task and training seed."""
+    return (*configuration(episode), episode.task, episode.train_seed)
+
+
+def percent(episodes: Sequence[Episode]) -> float:
+    return 100 * sum(e.success for e in episodes) / len(episodes)
+
+
+def share(episodes: Sequence[Episode]) -> Share | None:
+    """None when nothing was measured."""
+    if not episodes:
+        return None
+    means = configuration_means((configuration(e), float(e.success)) for e in episodes)
+    low, high = bootstrap_interval(100 * means)
+    return Share(sum(e.success for e in episodes), len(episodes), percent(episodes), low, high)
+
+
+def paired_difference(ours: Sequence[Episode], theirs: Sequence[Episode]) -> Difference | None:
+    """Ours minus theirs within matched rollouts, then as above. None without a matched rollout."""
+    a, b = ({rollout_identity(e): e for e in side} for side in (ours, theirs))
+    matched = sorted(a.keys() & b.keys())
+    if not matched:
+        return None
+    values = [(configuration(a[key]), 100.0 * (a[key].success - b[key].success)) for key in matched]
+    means = configuration_means(values)
+    low, high = bootstrap_interval(means)
+    return Difference(float(np.mean([v for _, v in values])), low, high, len(matched), len(a.keys() ^ b.keys()))

@@ -1,0 +1,272 @@
+"""How work is done on this machine: whole files, one lock per folder, one pool of workers, one device.
+
+Files appear whole or not at all (`written_whole`). A folder that is written to belongs to one process
+at a time (`claimed`). Whatever runs in parallel goes through `spread`: the same results for any number
+of workers, one line when a worker dies, no process left behind. Batches have one shape (`padded`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import json
+import logging
+import multiprocessing
+import os
+import platform
+import queue
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import UserError
+
+if TYPE_CHECKING:
+    from multiprocessing.context import SpawnProcess
+
+    import torch
+
+log = logging.getLogger(__name__)
+TEMPORARY, LOCK = ".memcorr-tmp", ".memcorr-lock"
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """Yields a new, empty file beside `path`; on success it becomes `path`, on any error it is removed.
+
+    The name says whose it is, so that `claimed` can clear what a killed process left and nothing else.
+    It never existed before: a link of that name cannot lead elsewhere. The user's umask applies.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
+    temporary.unlink(missing_ok=True)  # of an earlier process with our number
+    try:
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        yield temporary
+        with open(temporary, "rb") as f:
+            os.fsync(f.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    with written_whole(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, content: Any) -> None:
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist") from None
+    except ValueError as problem:
+        raise UserError(f"{path} is not valid JSON ({problem})") from None
+
+
+@contextmanager
+def claimed(folder: Path, *inside: str) -> Iterator[Path]:
+    """`folder`, made if need be, with its folders `inside`, for this process alone; what killed processes left
+    half-written is removed."""
+    lock = _lock(folder)
+    try:
+        for place in (folder, *(folder / name for name in inside)):
+            for leftover in place.glob(f".*{TEMPORARY}"):
+                leftover.unlink()
+        yield folder
+    finally:
+        (folder / LOCK).unlink(missing_ok=True)  # while it is still ours
+        os.close(lock)
+
+
+def _lock(folder: Path) -> int:
+    """An open file that holds the folder's lock; the system frees it, also after kill -9."""
+    while True:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o666)
+        except OSError as problem:
+            raise UserError(f"cannot write to folder {folder} ({problem.strerror}); choose another --out") from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.exists(folder / LOCK) and os.path.samestat(os.fstat(lock), os.stat(folder / LOCK)):
+                return lock
+            os.close(lock)  # its owner removed the file just now: once more
+        except OSError as problem:
+            os.close(lock)
+            taken = problem.errno in (errno.EAGAIN, errno.EACCES)
+            why = "is being written by another memcorr; wait" if taken else f"cannot be locked ({problem.strerror})"
+            raise UserError(f"{folder} {why}, or choose another --out") from None
+
+
+def padded(count: int, size: int) -> Iterator[NDArray[np.int64]]:
+    """Indices 0 .. count - 1 in batches of exactly `size`; the last one repeats its last index.
+
+    Matrix products of another shape round differently, so whoever wants the same bits for one row and
+    for many computes in batches of one shape, and drops what was repeated.
+    """
+    for first in range(0, count, size):
+        yield np.minimum(np.arange(first, first + size), count - 1)
+
+
+def spread(work: Callable[[Iterator[Job]], Iterator[Result]], jobs: Sequence[Job], workers: int) -> Iterator[Result]:
+    """Results of `work` over `jobs`, as they come.
+
+    `work` takes a stream of jobs and yields results; each worker runs one such stream and fetches a job
+    when it is ready for it. One worker is this very process; more are spawned (a forked child would
+    inherit GL state), each with one GL context of its own, and `work` must then be picklable.
+    """
+    workers = min(workers, len(jobs))
+    if workers <= 1:
+        if jobs:
+            yield from work(iter(jobs))
+        return
+    context = multiprocessing.get_context("spawn")
+    waiting, results = context.Queue(), context.Queue()
+    for job in (*jobs, *[None] * workers):
+        waiting.put(job)
+    processes: list[SpawnProcess] = [
+        context.Process(target=_serve, args=(work, waiting, results), daemon=True) for _ in range(workers)
+    ]
+    try:
+        for process in processes:
+            process.start()
+        finished = 0
+        while finished < workers:
+            try:
+                kind, content = results.get(timeout=0.5)
+            except queue.Empty:
+                if dead := [p.exitcode for p in processes if p.exitcode]:  # a clean exit is 0
+                    raise UserError(f"a worker process died ({_cause(dead[0])}); the same command continues") from None
+                continue
+            if kind == "failed":
+                raise content
+            if kind == "crashed":
+                raise RuntimeError(f"in a worker process:\n{content}")
+            finished += kind == "finished"
+            if kind == "result":
+                yield content
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.join(timeout=5)
+            if process.exitcode is None:
+                process.kill()
+
+
+def _cause(exitcode: int) -> str:
+    if exitcode == -signal.SIGKILL:
+        return "killed: out of memory?"
+    return signal.Signals(-exitcode).name if exitcode < 0 else f"exit code {exitcode}"
+
+
+def _serve(work: Callable[[Iterator[Any]], Iterator[Any]], waiting: Any, results: Any) -> None:
+    """A worker's whole life."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it too, and ends its workers
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _die_with_parent()
+    keep_freed_memory()
+    parent = multiprocessing.parent_process()
+    try:
+        for result in work(iter(waiting.get, None)):
+            if parent is None or not parent.is_alive():
+                return
+            results.put(("result", result))
+        results.put(("finished", None))
+    except (UserError, OSError) as problem:
+        results.put(("failed", problem))
+    except Exception:
+        results.put(("crashed", traceback.format_exc()))
+
+
+def _die_with_parent() -> None:
+    """On Linux the kernel ends this process when its parent dies, even by kill -9."""
+    if sys.platform.startswith("linux"):
+        with contextlib.suppress(AttributeError, OSError):
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def choose_device(name: str) -> torch.device:
+    """CUDA when there is one, unless told otherwise."""
+    import torch
+
+    if name not in ("auto", "cpu", "cuda"):
+        raise UserError(f"--device {name}: choose auto, cpu or cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: this machine has no CUDA device that torch can use; give --device cpu")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Torch computes with `count` threads meanwhile: another number rounds differently."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def keep_freed_memory() -> None:
+    """Stops glibc from handing large freed blocks back to the system, only to fault them in again
+    at the next update or decision (some 9,000 page faults per update). Other C libraries are left alone.
+    For processes that are ours alone: the command line's and its workers'."""
+    mmap_threshold, trim_threshold = -3, -1  # <malloc.h>
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):
+        return
+    mallopt(mmap_threshold, 2**30)
+    mallopt(trim_threshold, 2**31 - 1)
+
+
+def provenance() -> dict[str, str]:
+    """What made a file: versions of this package and of what it stands on, the commit, the processor."""
+    found = {}
+    for package in ("memcorr", "torch", "mujoco", "metaworld", "numpy"):
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found | {"python": platform.python_version(), "commit": _commit(), "cpu": _cpu()}
+
+
+def _commit() -> str:
+    """Of the checkout that this package is run from, with a plus sign if it was changed; '' elsewhere."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+        changed = subprocess.run([*git, "status", "--porcelain", "."], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
+
+
+def _cpu() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,107 @@
+"""A rollout told step by step: what the policy saw, what it was shown, what it planned.
+
+The rollout is run like any other, with somebody watching, and then repeated action by action with
+the camera on. Videos and the demonstration page are drawn from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ..evaluation.controllers import PolicyController, make_controller
+from ..evaluation.episodes import Episode
+from ..evaluation.evaluate import find_subject, list_jobs, settle
+from ..evaluation.intervention import Intervention
+from ..evaluation.rollout import Answer, Controller, Decision, roll_out
+from ..frames import Frame
+from ..spec import SPEC, Array, Task
+from ..worlds.expert import act
+from ..worlds.world import shared_world
+
+
+@dataclass(frozen=True)
+class Supplied:
+    """The reference as it was supplied at one decision."""
+
+    frame: Frame
+    j: int  # its number in the demonstration
+    future: Array  # (4, 3) the reference gripper at the four offsets, metres, world frame
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One control step; the last one shows how it ended."""
+
+    decision: int  # number of the plan in force
+    live: Frame
+    door_joint: float  # rad; for the reader, the policy never sees it
+    success: bool
+
+
+@dataclass(frozen=True)
+class Story:
+    row: Episode
+    reference_task: Task  # the task of the supplied reference
+    references: list[Supplied | None]  # one per decision; None if none is shown
+    answers: list[Answer]
+    moments: list[Moment]
+
+    @property
+    def name(self) -> str:
+        row = self.row
+        return f"{row.experiment}-{row.condition}-{row.scene}-{row.task}-{row.shown.reference}"
+
+
+class Watcher:
+    """Stands between rollout and controller and remembers."""
+
+    looks = True
+
+    def __init__(self, controller: Controller) -> None:
+        self.controller = controller
+        self.seen: list[tuple[Decision, Answer]] = []
+
+    def decide(self, decisions: Sequence[Decision]) -> list[Answer]:
+        answers = self.controller.decide(decisions)
+        self.seen += zip(decisions, answers, strict=True)
+        return answers
+
+
+def watch(policy: str, shown: Intervention, row: Episode, data: Path) -> Story:
+    """The rollout of `row`, once more."""
+    subject = find_subject(policy)
+    shown = settle(subject, shown)
+    (job,) = list_jobs([row.condition], row.scene_seed, [row.task], [row.scene])  # type: ignore[list-item]
+    world, watcher = shared_world(), Watcher(make_controller(subject.policy, data, shown))
+    for _ in roll_out(world, watcher, iter([job])):
+        pass
+    decisions, answers = zip(*watcher.seen, strict=True)
+
+    task = shown.supplied(job.task)
+    references: list[Supplied | None] = [None] * len(answers)
+    if isinstance(watcher.controller, PolicyController) and watcher.controller.references:
+        demonstration = watcher.controller.references[task].demonstration
+        for k, decision in enumerate(decisions):
+            j = shown.phase(decision.elapsed, len(demonstration))
+            future = demonstration.gripper[np.minimum(j + np.array(SPEC.future_offsets), len(demonstration) - 1)]
+            references[k] = Supplied(demonstration.frame(j), j, future)
+
+    world.reset(job.scene)
+    moments = []
+
+    def look(k: int) -> bool:
+        done = world.success(job.task)
+        moments.append(Moment(k, world.observe(), world.door_joint, done))
+        return done
+
+    for k, answer in enumerate(answers):
+        for i in range(SPEC.executed):
+            if look(k):
+                return Story(row, task, references, list(answers), moments)
+            world.step(act(world, job.task) if answer.plan is None else answer.plan.actions[i])
+    look(len(answers) - 1)
+    return Story(row, task, references, list(answers), moments)

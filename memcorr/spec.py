@@ -1,0 +1,115 @@
+"""Every constant of the paper, once, and the few types that everything shares.
+
+Modules take their horizons, counts, ranges and rates from `SPEC`; nothing else in the package
+spells these numbers out. What the paper leaves open (our camera, expert, matcher) stays with its owner.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+Task = Literal["open", "close"]
+TASKS: tuple[Task, Task] = ("open", "close")
+
+# "Training and test distributions"; the command line calls them conditions.
+TestSet = Literal["validation", "boundary", "extreme", "camera", "combined"]
+TEST_SETS: tuple[TestSet, ...] = get_args(TestSet)
+
+DepthSampling = Literal["object", "bilinear"]
+Band = tuple[float, float]
+
+
+def opposite(task: Task) -> Task:
+    return "close" if task == "open" else "open"
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Sections "Method" and "Experimental Protocol", and the appendices."""
+
+    # Observation
+    image_size: int = 128  # pixels, square
+    state_dim: int = 9  # end effector and two fingertips, metres, world frame
+    action_dim: int = 4  # displacement in units of 1 cm per step, gripper command; all in [-1, 1]
+
+    # Demonstrations
+    pairs: int = 100
+    train_pairs: int = 80  # pairs 0-79 train, 80-99 validate
+    episode_steps: int = 200
+    door_start: float = -0.7854  # rad
+    success_radius: float = 0.08  # metres
+
+    # Correspondence, lifting and fallback
+    crop_padding: int = 12  # pixels around the tight box of the mask
+    points: int = 16
+    min_valid: int = 4  # fewer valid points than this empty the whole condition
+    cache_rows: int = 10_000
+    cache_seed: int = 43001
+    residual_limit_mm: float = 20.034  # longer residuals are not resampled: the 95th percentile of the paper's cache
+
+    # Policy
+    chunk: int = 16  # predicted actions
+    executed: int = 8  # executed before the next replan
+    future_offsets: tuple[int, ...] = (0, 5, 10, 15)  # tau_l, frames of the reference
+    token_fields: int = 18
+    visual_size: int = 64  # pixels of what the visual policies see
+    visual_depth_limit: float = 5.0  # standardised depth is clipped to +-5
+    state_std_floor: float = 1e-3
+    action_std_floor: float = 5e-2
+
+    # Diffusion
+    diffusion_steps: int = 100
+    beta_first: float = 1e-4
+    beta_last: float = 2e-2
+    ddim_steps: int = 20
+    clean_limit: float = 5.0  # predicted clean actions are clipped to +-5
+    guidance: float = 1.5
+    paired_timesteps: tuple[int, int] = (80, 99)  # inclusive: high noise, where z_t says least about the clean action
+
+    # Optimisation
+    seeds: tuple[int, ...] = (42, 43, 44)
+    batch: int = 128
+    updates: tuple[int, int] = (20_000, 10_000)  # stage one, stage two
+    learning_rate: tuple[float, float] = (3e-4, 5e-5)
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
+    weight_decay: float = 1e-4
+    gradient_norm: float = 10.0
+    ema: float = 0.999
+    condition_dropout: float = 0.1  # on standard updates only
+
+    # Table "Training and test distributions": bands of the normalised door position u
+    band_train: Band = (0.2, 0.8)
+    band_boundary: tuple[Band, Band] = ((0.05, 0.15), (0.85, 0.95))
+    band_extreme: tuple[Band, Band] = ((0.0, 0.05), (0.95, 1.0))
+    camera_shift_deg: float = 15.0
+    door_x: Band = (0.0, 0.10)  # metres, u_x = 0 and 1
+    door_y: Band = (0.85, 0.95)  # metres, u_y = 0 and 1
+    door_z: float = 0.15
+    boundary_scenes: int = 50
+    shifted_scenes: int = 25  # of each stronger shift
+
+    # Evaluation statistics
+    resamples: int = 100_000
+
+    @property
+    def tokens(self) -> int:
+        return self.points * len(self.future_offsets)
+
+    @property
+    def last_anchor(self) -> int:
+        """Last frame (184) whose action window and largest future offset stay in bounds."""
+        return self.episode_steps - max(self.chunk, self.future_offsets[-1] + 1)
+
+    @property
+    def windows_per_episode(self) -> int:
+        return self.last_anchor + 1
+
+
+SPEC = Spec()

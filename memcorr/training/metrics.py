@@ -1,0 +1,68 @@
+"""`metrics.jsonl` and TensorBoard: what a run measured, without repeats after a resume."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..runs import written_whole
+
+METRICS, BOARD = "metrics.jsonl", "tensorboard"
+
+
+class RunningMeans:
+    """Sums since the last report; part of the saved state, so a resumed report covers the same updates."""
+
+    NAMES = ("loss_standard", "loss_paired", "gradient_norm")
+
+    def __init__(self) -> None:
+        self.sums = torch.zeros(len(self.NAMES), 2, dtype=torch.float64)  # (sum, count)
+
+    def add(self, **values: float) -> None:
+        for name, value in values.items():
+            self.sums[self.NAMES.index(name)] += torch.tensor([value, 1.0], dtype=torch.float64)
+
+    def report(self) -> dict[str, float]:
+        """Means of what was added, and a new beginning."""
+        means = {n: s / c for n, (s, c) in zip(self.NAMES, self.sums.tolist(), strict=True) if c}
+        self.sums.zero_()
+        return means
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"running": self.sums}
+
+
+class Metrics:
+    """Appends rows; rows beyond `update`, left by a run that was killed later, are forgotten."""
+
+    def __init__(self, folder: Path, update: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # seconds to import, only training needs it
+
+        self.path = folder / METRICS
+        if self.path.exists():
+            kept = [line for line in self.path.read_text().splitlines() if _update_of(line) <= update]
+            with written_whole(self.path) as temporary:
+                temporary.write_text("".join(f"{line}\n" for line in kept))
+        self.file = self.path.open("a")
+        self.board = SummaryWriter(str(folder / BOARD), purge_step=update + 1)
+
+    def write(self, update: int, **values: Any) -> None:
+        self.file.write(json.dumps({"update": update, **values}) + "\n")
+        self.file.flush()
+        for name, value in values.items():
+            self.board.add_scalar(name, value, update)
+
+    def close(self) -> None:
+        self.file.close()
+        self.board.close()
+
+
+def _update_of(line: str) -> float:
+    try:
+        return json.loads(line)["update"]
+    except (ValueError, KeyError, TypeError):  # a line torn by a kill
+        return float("inf")

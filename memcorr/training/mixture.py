@@ -1,0 +1,88 @@
+"""Mixture of ground truth and visual conditions: what stage two trains on.
+
+Every batch holds exactly 25 % ground truth, 50 % raw cache rows and 25 % residual bootstrap.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..correspondence.cache import Cache
+from ..correspondence.matches import Matches, residuals
+from ..errors import UserError
+from ..spec import TASKS, Array
+from .dataset import Dataset, Rows
+
+RESIDUAL_PERCENTILE = 95.0  # the paper's 20.034 mm is this percentile of its RoMa v2 cache
+SAME_DATA = 1e-3  # metres by which the cache's true points may miss ours
+
+
+def source_counts(batch: int) -> tuple[int, int, int]:
+    """Ground truth, raw cache, residual bootstrap."""
+    if batch % 4:
+        raise UserError(f"a batch of {batch} cannot hold exactly 25 % / 50 % / 25 %; give a multiple of 4")
+    return batch // 4, batch // 2, batch // 4
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A cache joined to the rows it was measured on."""
+
+    cache: Cache
+    rows: Rows  # (R,) dataset row of each cache row
+    first: Rows  # (pairs,) cache row of each pair's opening frame 0
+    pool: Array  # (P, 3) residuals kept for the bootstrap, metres
+
+    @staticmethod
+    def join(dataset: Dataset, cache: Cache) -> Mixture:
+        rows = _checked_rows(dataset, cache)
+        norm = np.linalg.norm(cache.residual, axis=-1)[cache.matches.valid]
+        if not len(norm):
+            raise UserError("the cache holds no valid point; make it again with `memcorr match`")
+        pool = cache.residual[cache.matches.valid][norm <= np.percentile(norm, RESIDUAL_PERCENTILE)]
+        order = {int(row): i for i, row in enumerate(rows)}
+        opening, closing = dataset.first_rows(np.arange(dataset.pairs))
+        if missing := [int(row) for row in (*opening, *closing) if int(row) not in order]:
+            raise UserError(f"the cache lacks {len(missing)} rows at frame 0; make it again with `memcorr match`")
+        return Mixture(cache, rows, np.array([order[int(row)] for row in opening]), pool)
+
+    def raw(self, index: Rows) -> Matches:
+        """The matches as measured."""
+        return self.cache.matches[index]
+
+    def bootstrap(self, index: Rows, draws: NDArray[np.int64]) -> Matches:
+        """Residual bootstrap: true live points plus resampled residuals; the rest as measured.
+
+        `draws` (B, 16) indexes the pool. Points that were invalid stay invalid.
+        """
+        return replace(self.raw(index), p_live=self.cache.p_live_true[index] + self.pool[draws])
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(np.ascontiguousarray(self.rows).tobytes())
+        digest.update(np.ascontiguousarray(self.cache.matches.p_live).tobytes())
+        return digest.hexdigest()[:16]
+
+
+def _checked_rows(dataset: Dataset, cache: Cache) -> Rows:
+    """Dataset rows of the cache, or a complaint when it was measured on something else."""
+    if cache.demonstration.max() >= len(TASKS) * dataset.pairs:
+        raise UserError(
+            f"the cache was made for {cache.demonstration.max() // len(TASKS) + 1} or more training pairs, "
+            f"this run trains on {dataset.pairs}; make one for this data with `memcorr match`"
+        )
+    rows = dataset.rows(cache.demonstration, cache.anchor)
+    other = "the cache was made for other data; make one for this data with `memcorr match`"
+    if not np.array_equal(dataset.reference_frame[rows], cache.reference_frame):
+        raise UserError(f"{other} (its reference frames differ: another collection or tie-breaking rule)")
+    d = cache.demonstration
+    T_ref = dataset.object_pose[dataset.reference[d], cache.reference_frame]
+    T_live = dataset.object_pose[d, cache.anchor]
+    truth = Matches(cache.matches.p_ref, cache.p_live_true, cache.matches.confidence, cache.matches.valid)
+    gap = np.linalg.norm(residuals(truth, T_ref, T_live), axis=-1)[cache.matches.valid]
+    if gap.size and gap.max() > SAME_DATA:
+        raise UserError(f"{other} (its true points are {1000 * gap.max():.0f} mm off)")
+    return rows

@@ -1,0 +1,103 @@
+"""The world as a Gymnasium environment.
+
+    gymnasium.make("memcorr.worlds.gym_env:memcorr/Door-v0", task="open", condition="combined")
+
+`reset(seed=n)` draws a scene of the condition from seed n; `reset(options={"scene": scene})`
+takes a given one. An episode ends at the first success, after 200 steps, or when physics breaks down.
+The observation holds all that a policy may see, the camera included: `frame_of(observation)` is the
+`Frame` that `memcorr`'s own policies plan from.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from ..frames import Camera, Frame
+from ..spec import SPEC, TASKS, Task, TestSet
+from .scenes import evaluation_scenes
+from .world import World
+
+SIZE = SPEC.image_size
+Observation = dict[str, NDArray]
+
+
+def observation_of(frame: Frame) -> Observation:
+    return {
+        "rgb": frame.rgb,
+        "depth": frame.depth,
+        "mask": frame.mask,
+        "K": frame.camera.K,
+        "T_world_cam": frame.camera.T_world_cam,
+        "robot_state": frame.robot_state,
+        "gripper": frame.gripper,
+    }
+
+
+def frame_of(observation: Observation) -> Frame:
+    o = observation
+    camera = Camera(o["K"], o["T_world_cam"])
+    return Frame(o["rgb"], o["depth"], o["mask"], camera, o["robot_state"], o["gripper"])
+
+
+def anything(*shape: int) -> spaces.Box:
+    return spaces.Box(-np.inf, np.inf, shape, np.float64)
+
+
+class DoorEnv(gymnasium.Env):
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 80}  # noqa: RUF012
+
+    def __init__(self, task: Task = "open", condition: TestSet = "combined", render_mode: str | None = None) -> None:
+        if task not in TASKS:
+            raise ValueError(f"unknown task {task!r}: choose one of {', '.join(TASKS)}")
+        self.task, self.condition, self.render_mode = task, condition, render_mode
+        self.world = World()
+        self.action_space = spaces.Box(-1.0, 1.0, (SPEC.action_dim,), np.float32)
+        self.observation_space = spaces.Dict(
+            {
+                "rgb": spaces.Box(0, 255, (SIZE, SIZE, 3), np.uint8),
+                "depth": spaces.Box(0.0, np.inf, (SIZE, SIZE), np.float32),
+                "mask": spaces.Box(0, 1, (SIZE, SIZE), np.bool_),
+                "K": anything(3, 3),
+                "T_world_cam": anything(4, 4),
+                "robot_state": anything(SPEC.state_dim),
+                "gripper": anything(3),
+            }
+        )
+        self._steps = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        super().reset(seed=seed)
+        scene = (options or {}).get("scene")
+        if scene is None:
+            scenes = evaluation_scenes(self.condition, int(self.np_random.integers(2**31)))
+            scene = scenes[int(self.np_random.integers(len(scenes)))]
+        self.world.reset(scene)
+        self._steps = 0
+        return self._observation(), {"scene": scene, "success": False}
+
+    def step(self, action: NDArray) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """An action that is not four finite numbers is a ValueError; a breakdown ends the episode unsuccessfully."""
+        self.world.step(action)
+        self._steps += 1
+        diverged = self.world.diverged
+        success = self.world.success(self.task) and not diverged
+        over = success or diverged
+        truncated = not over and self._steps >= SPEC.episode_steps
+        return self._observation(), float(success), over, truncated, {"success": success, "diverged": diverged}
+
+    def _observation(self) -> Observation:
+        self._frame = self.world.observe()
+        return observation_of(self._frame)
+
+    def render(self) -> NDArray | None:
+        return self._frame.rgb if self.render_mode == "rgb_array" else None
+
+
+gymnasium.register("memcorr/Door-v0", entry_point="memcorr.worlds.gym_env:DoorEnv")

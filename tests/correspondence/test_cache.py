@@ -1,0 +1,108 @@
+"""The correspondence cache: the paper's rows, deterministic, resumable, tied to its demonstrations."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from memcorr.correspondence.cache import beside_the_paper, build_cache, choose_rows, error_table, read_cache
+from memcorr.correspondence.matches import residuals
+from memcorr.demos.phase import closest_frames, reference_phase, training_reference
+from memcorr.demos.store import Store
+from memcorr.errors import UserError
+from memcorr.spec import SPEC
+
+
+def test_rows_are_all_of_frame_zero_and_distinct_others() -> None:
+    demonstration, anchor = choose_rows(160)
+    assert len(anchor) == SPEC.cache_rows and anchor.max() == 184
+    assert sorted(demonstration[anchor == 0]) == list(range(160))
+    assert len(set(zip(demonstration.tolist(), anchor.tolist(), strict=True))) == SPEC.cache_rows
+    again = choose_rows(160)
+    np.testing.assert_array_equal(again[1], anchor)
+    assert not np.array_equal(choose_rows(160, seed=1)[1], anchor)
+
+
+@pytest.fixture(scope="module")
+def cache_folder(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("cache")
+    build_cache(store, out, "flow", pairs=2, rows=60, workers=2)
+    return out
+
+
+def test_same_bytes_for_one_worker_and_after_an_interruption(store: Store, cache_folder: Path, tmp_path: Path) -> None:
+    build_cache(store, tmp_path / "a", "flow", pairs=2, rows=60, workers=1)
+    expected = (cache_folder / "cache.safetensors").read_bytes()
+    assert (tmp_path / "a" / "cache.safetensors").read_bytes() == expected
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    (tmp_path / "b" / "cache.safetensors").unlink()  # as if killed before the shards were joined
+    build_cache(store, tmp_path / "b", "flow", pairs=2, rows=60, workers=1)
+    assert (tmp_path / "b" / "cache.safetensors").read_bytes() == expected
+
+
+def test_rows_hold_what_they_say(store: Store, cache_folder: Path) -> None:
+    cache = read_cache(cache_folder, store)
+    assert len(cache.anchor) == 60 and set(np.flatnonzero(cache.anchor == 0)) == set(np.flatnonzero(cache.anchor < 1))
+    demonstrations = store.demonstrations(range(2))
+    for row in (0, 17, 59):
+        query = demonstrations[cache.demonstration[row]]
+        reference = store.demonstration(training_reference(query.pair, 2), query.task)
+        assert query.object_pose is not None and reference.object_pose is not None
+        one = residuals(
+            cache.matches, reference.object_pose[cache.reference_frame[row]], query.object_pose[cache.anchor[row]]
+        )[row]
+        np.testing.assert_allclose(cache.residual[row], one, atol=1e-12)
+        np.testing.assert_allclose(cache.p_live_true[row] + cache.residual[row], cache.matches.p_live[row])
+        gap = abs(reference.door_joint[cache.reference_frame[row]] - query.door_joint[cache.anchor[row]])
+        assert gap <= np.abs(reference.door_joint[:185] - query.door_joint[cache.anchor[row]]).min() + 0.0101
+
+
+def test_error_table(store: Store, cache_folder: Path) -> None:
+    cache = read_cache(cache_folder, store)
+    table = error_table("flow", cache.residual, cache.matches.valid)
+    assert table == json.loads((cache_folder / "errors.json").read_text())
+    mm = sorted(1e3 * np.linalg.norm(r) for r in cache.residual[cache.matches.valid])
+    assert table["mean_mm"] == pytest.approx(sum(mm) / len(mm), abs=1e-3)
+    assert table["valid_points"] == len(mm)
+    assert "79.62" in beside_the_paper(table)
+
+
+def test_cache_of_other_demonstrations_is_refused(store: Store, cache_folder: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(store.root, tmp_path / "other")
+    for task in ("open", "close"):
+        shutil.copy(store.root / f"pair-000-{task}.h5", other / f"pair-001-{task}.h5")
+    with pytest.raises(UserError, match="other demonstrations"):
+        read_cache(cache_folder, Store.open(other))
+    with pytest.raises(UserError, match="other settings, weights or demonstrations"):
+        build_cache(store, cache_folder, "flow", pairs=2, rows=61)
+    with pytest.raises(UserError, match="memcorr match"):
+        read_cache(tmp_path, store)
+
+
+def test_damaged_cache_is_named(store: Store, cache_folder: Path, tmp_path: Path) -> None:
+    broken = shutil.copytree(cache_folder, tmp_path / "broken")
+    data = (broken / "cache.safetensors").read_bytes()
+    (broken / "cache.safetensors").write_bytes(data[: len(data) // 2])
+    with pytest.raises(UserError, match="damaged"):
+        read_cache(broken, store)
+
+
+def test_ties_are_broken_by_elapsed_time() -> None:
+    reference = np.concatenate([np.full(60, -0.78), np.linspace(-0.78, -1.6, 40), np.full(100, -1.6)])
+    query = np.array([-0.78, -0.78, -1.2, -1.6])
+    frames = np.array([0, 45, 70, 150])
+    chosen = closest_frames(query, frames, reference, "elapsed")
+    assert chosen[0] == 0 and chosen[1] == 45 and chosen[3] == 150
+    assert abs(reference[chosen[2]] + 1.2) < 0.03
+    assert closest_frames(query, frames, reference, "first")[1] == 0
+
+
+def test_reference_phase() -> None:
+    assert [reference_phase(e, 200) for e in (0, 8, 184, 199)] == [0, 8, 184, 184]
+    assert reference_phase(8, 200, offset=-16) == 0 and reference_phase(100, 200, speed=1.5, offset=16) == 166
+    assert [reference_phase(e, 120) for e in (0, 100, 112, 199)] == [0, 100, 104, 104]
+    assert [reference_phase(e, 2) for e in (0, 100)] == [0, 0]

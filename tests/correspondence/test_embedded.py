@@ -1,0 +1,171 @@
+"""The embedded matcher: exact practice pairs, resumable training, answers that stand alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from memcorr.correspondence.embedded import train as training
+from memcorr.correspondence.embedded.matcher import WEIGHTS, EmbeddedMatcher, load_network
+from memcorr.correspondence.embedded.network import MatchNetwork, around_the_peak, sample
+from memcorr.correspondence.embedded.practice import Group, load_groups
+from memcorr.correspondence.embedded.train import MatcherConfig, grid_targets, logistic_regression, make_pair, train
+from memcorr.correspondence.lift import BATCH, crop_object, match_frames, prepare_references
+from memcorr.correspondence.pictures import auc
+from memcorr.demos.store import Store
+from memcorr.errors import UserError
+
+TINY = MatcherConfig(steps=4, batch=2, points=32, door=False, objects=("sawyer_drawer",), groups=2, calibration=2)
+
+
+@pytest.fixture(scope="module")
+def practised(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real, tiny training run in one go."""
+    out = tmp_path_factory.mktemp("matcher")
+    train(TINY, out, workers=1)
+    return out
+
+
+@pytest.fixture(scope="module")
+def groups(practised: Path) -> list[Group]:
+    return load_groups(practised / "practice" / "sawyer_drawer.safetensors")
+
+
+def test_a_view_paired_with_itself_is_the_identity(groups: list[Group]) -> None:
+    pair = make_pair(groups[0], 2, 2, 200, 50, np.random.default_rng(0))  # its two crops are cut differently
+    assert len(pair.uv_a) == 250 and pair.visible[:200].all()
+    here, there = pair.crop_a.to_original(pair.uv_a), pair.crop_b.to_original(pair.uv_b)
+    np.testing.assert_allclose(here, there, atol=1e-3)
+
+
+def test_warps_are_exact(groups: list[Group]) -> None:
+    """There and back again: what A sees in B, B sees in A, within the pixel it was rounded to."""
+    rng = np.random.default_rng(0)
+    for group in groups:
+        pair = make_pair(group, 0, 1, 300, 0, rng)
+        frame_a, frame_b = group.frames[0], group.frames[1]
+        uv = pair.crop_b.to_original(pair.uv_b[pair.visible])
+        columns, rows = np.rint(uv).astype(int).T
+        p = frame_b.camera.lift(np.rint(uv), frame_b.depth[rows, columns])
+        T_ab = group.T_world_object[0] @ np.linalg.inv(group.T_world_object[1])
+        back, _ = frame_a.camera.project(p @ T_ab[:3, :3].T + T_ab[:3, 3])
+        start = pair.crop_a.to_original(pair.uv_a[pair.visible])
+        assert np.median(np.linalg.norm(back - start, axis=-1)) < 1.0
+
+
+def test_interrupted_training_ends_with_the_same_weights(
+    practised: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "practice").symlink_to(practised / "practice")
+    batch = training.Practice.batch
+
+    def interrupted(self: training.Practice, step: int) -> list[training.Pair]:
+        if step == 3:
+            raise KeyboardInterrupt
+        return batch(self, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training.Practice, "batch", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train(TINY, tmp_path, workers=1, save_every=2)
+    assert not (tmp_path / "embedded.safetensors").exists()
+    train(TINY, tmp_path, workers=1)
+    a, b = (load_file(folder / "embedded.safetensors") for folder in (practised, tmp_path))
+    assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_finished_and_foreign_folders(practised: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(TINY, practised, workers=1)
+    assert "nothing to do" in capsys.readouterr().out
+    with pytest.raises(UserError, match="another configuration"):
+        train(replace(TINY, steps=5), practised, workers=1)
+
+
+def test_sampling_names_pixel_centres() -> None:
+    """A ramp over crop pixels, average-pooled to each stride, is read back unchanged."""
+    x = torch.arange(128.0).expand(1, 1, 128, 128)
+    uv = torch.tensor([[[20.0, 64.0], [77.3, 10.0]]])
+    for stride in (2, 4, 8):
+        pooled = torch.nn.functional.avg_pool2d(x, stride)
+        torch.testing.assert_close(sample(pooled, uv, stride)[..., 0], uv[..., 0])
+
+
+def test_coarse_targets_and_peak_agree() -> None:
+    uv = torch.tensor([[[20.0, 64.0], [100.5, 31.25]]])
+    target = grid_targets((uv + 0.5) / 8 - 0.5, 16)
+    torch.testing.assert_close(target.sum(-1), torch.ones(1, 2))
+    torch.testing.assert_close(around_the_peak(target.log()), uv, atol=1e-3, rtol=0)
+
+
+def test_shipped_weights_are_small_and_folding_changes_nothing() -> None:
+    assert WEIGHTS.stat().st_size <= 6e6
+    plain = MatchNetwork()
+    plain.load_state_dict({k: v.float() if v.is_floating_point() else v for k, v in load_file(WEIGHTS).items()})
+    generator = torch.Generator().manual_seed(0)
+    image, uv = torch.rand(1, 3, 128, 128, generator=generator), 127 * torch.rand(1, 16, 2, generator=generator)
+    answers = []
+    with torch.inference_mode():
+        for network in (plain.eval(), load_network(WEIGHTS)):
+            pyramid = network.encode(image)
+            answers.append(network.locate(pyramid, pyramid, uv))
+    torch.testing.assert_close(answers[0].uv, answers[1].uv, atol=1e-3, rtol=0)
+    torch.testing.assert_close(answers[0].trust, answers[1].trust, atol=1e-3, rtol=0)
+
+
+def test_confidence_in_a_point_is_that_in_its_location_unless_depth_varies() -> None:
+    matcher = EmbeddedMatcher()
+    sure, flat, steep = np.array([0.2, 0.9]), np.zeros((2, 2)), np.full((2, 2), 0.2)
+    assert (matcher.lifted_confidence(sure, steep) < 0.8 * matcher.lifted_confidence(sure, flat)).all()
+    matcher.network.calibration = MatchNetwork().calibration  # none
+    np.testing.assert_allclose(matcher.lifted_confidence(sure, steep), sure, atol=1e-6)
+
+
+def test_without_trust_there_is_no_answer(store: Store) -> None:
+    frame = store.demonstration(0, "open").frame(0)
+    matcher = EmbeddedMatcher()
+    assert match_frames(matcher, prepare_references(matcher, [frame]), [frame]).valid.sum() >= 12
+    matcher.network.get_parameter("trust.2.bias").fill_(-50.0)
+    matches = match_frames(matcher, prepare_references(matcher, [frame]), [frame])
+    assert not matches.valid.any() and np.isfinite(matches.p_live).all() and not matches.confidence.any()
+
+
+def test_logistic_regression_recovers_the_odds() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(20_000, 3, generator=generator, dtype=torch.float64)
+    w = torch.tensor([0.5, 1.2, -2.0], dtype=torch.float64)
+    y = (torch.rand(20_000, generator=generator, dtype=torch.float64) < (x @ w).sigmoid()).double()
+    torch.testing.assert_close(logistic_regression(x, y), w, atol=0.1, rtol=0)
+    assert logistic_regression(x, torch.ones_like(y)).isfinite().all()
+
+
+def test_unusable_weights_are_named(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.safetensors"
+    broken.write_bytes(WEIGHTS.read_bytes()[:1000])
+    with pytest.raises(UserError, match=r"broken.safetensors"):
+        load_network(broken)
+
+
+def test_an_answer_does_not_depend_on_its_neighbours(store: Store) -> None:
+    frames = store.demonstration(0, "close").frames(range(0, 20 * BATCH, 20))
+    crops = np.stack([crop_object(f).rgb for f in frames])
+    matcher = EmbeddedMatcher()
+    pixels = np.random.default_rng(0).uniform(10, 110, (BATCH, 16, 2))
+    together, confidence = matcher.match(matcher.encode(crops), pixels, crops[::-1])
+    for i in (0, 3, 7):  # in a batch of the same size, whoever else is in it: the same bits
+        only = [i] * BATCH
+        again, sure = matcher.match(matcher.encode(crops[only]), pixels[only], crops[::-1][only])
+        np.testing.assert_array_equal(again[1], together[i])
+        np.testing.assert_array_equal(sure[1], confidence[i])
+
+
+def test_auc_equals_the_count_of_ordered_pairs() -> None:
+    rng = np.random.default_rng(0)
+    score = rng.integers(0, 10, 200) / 10
+    positive = rng.uniform(size=200) < score
+    literal = np.mean([(a > b) + 0.5 * (a == b) for a in score[positive] for b in score[~positive]])
+    assert auc(score, positive) == pytest.approx(literal)

@@ -1,0 +1,246 @@
+"""`memcorr.load_policy`: what a practitioner calls."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load, save
+
+import memcorr
+from memcorr.correspondence.flow import FlowMatcher
+from memcorr.demos.store import Demonstration, Store, read_demonstration, write_demonstration
+from memcorr.errors import UserError
+from memcorr.evaluation.controllers import make_controller, rollout_noise
+from memcorr.evaluation.intervention import Intervention
+from memcorr.evaluation.rollout import LANES, Decision, Job
+from memcorr.frames import Camera, Frame
+from memcorr.policy.checkpoint import write_model
+from memcorr.policy.policy import Policy, Request, initial_noise
+from memcorr.spec import TASKS
+from memcorr.training.batches import Batches
+from memcorr.training.dataset import Dataset, measure
+from memcorr.training.experiments import EXPERIMENTS, Config
+from memcorr.worlds.scenes import evaluation_scenes
+from memcorr.worlds.world import World
+
+NAMES = [name for name in EXPERIMENTS if name != "debug"]
+
+
+@pytest.fixture(scope="module")
+def folders(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """An untrained checkpoint of every experiment."""
+    root = tmp_path_factory.mktemp("policies")
+    normalisation = measure(dataset.windows, dataset.images)
+    for name in NAMES:
+        experiment = EXPERIMENTS[name]
+        write_model(root / name, Config(experiment, 42, "none").json(), experiment.build(), normalisation, update=0)
+    return {name: root / name for name in NAMES}
+
+
+def request(
+    policy: Policy, dataset: Dataset, demonstration: Demonstration, row: int, reference: Demonstration, noise: int = 0
+) -> Request:
+    """What a live rollout would ask for where training has `row`, with true matches."""
+    anchor, j = int(dataset.windows.anchor[row]), int(dataset.reference_frame[row])
+    matches = dataset.ground_truth(np.array(row)) if policy.design.needs_matches else None  # no batch axis
+    frame = demonstration.frame(anchor)
+    return Request(frame, initial_noise(42, noise), reference.gripper, j, matches, demonstration.task)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_live_conditions_are_the_training_conditions(
+    name: str, folders: dict[str, Path], dataset: Dataset, store: Store
+) -> None:
+    policy = memcorr.load_policy(folders[name])
+    row = int(dataset.rows(np.array([1]), np.array([77]))[0])  # pair 0, closing
+    rows = np.array([row])
+    batches = Batches(dataset, policy.normalisation, EXPERIMENTS[name])
+    trained = batches.condition(rows, dataset.ground_truth(rows))
+    live = policy.condition(
+        [request(policy, dataset, store.demonstration(0, "close"), row, store.demonstration(1, "close"))]
+    )
+    for field in dataclasses.fields(trained):
+        a, b = getattr(trained, field.name), getattr(live, field.name)
+        assert (a is None and b is None) or torch.equal(a, b), field.name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_chunks_are_actions_of_the_robot(name: str, folders: dict[str, Path], store: Store, dataset: Dataset) -> None:
+    policy = memcorr.load_policy(str(folders[name]), device="cpu")
+    a, b = (store.demonstration(pair, "open") for pair in (0, 1))
+    requests = [request(policy, dataset, a, 0, b, noise) for noise in (0, 1)]
+    plans = policy.plan(requests, lanes=2)
+    chunks = np.stack([plan.actions for plan in plans])
+    assert chunks.shape == (2, 16, 4) and np.abs(chunks).max() <= 1
+    assert not np.array_equal(chunks[0], chunks[1])
+    assert all(np.array_equal(x.actions, y.actions) for x, y in zip(plans, policy.plan(requests, 2), strict=True))
+
+
+def test_an_empty_reference_is_a_dropped_condition(folders: dict[str, Path], store: Store, dataset: Dataset) -> None:
+    policy = memcorr.load_policy(folders["memcorr"])
+    full = request(policy, dataset, store.demonstration(0, "open"), 0, store.demonstration(1, "open"))
+    nothing = Request(full.frame, full.noise)
+    assert not policy.condition([nothing]).keep.any()
+    chunks = [policy.plan([r])[0].actions for r in (full, nothing, dataclasses.replace(full, empty=True))]
+    assert np.array_equal(chunks[1], chunks[2]) and not np.array_equal(chunks[0], chunks[1])
+
+
+def test_a_follower_plans_what_the_rollout_plans(folders: dict[str, Path], store: Store, world: World) -> None:
+    """The practitioner's path and the evaluation's are one, bit for bit."""
+    scene = evaluation_scenes("combined")[0]
+    world.reset(scene)
+    for action in (0.3, 0.0, -0.2, 0.2), (0.1, 0.1, -0.3, 0.2):
+        world.step(np.array(action))
+    frame, elapsed = world.observe(), 16
+    policy = memcorr.load_policy(folders["memcorr"])
+    chunks = {}
+    for task in TASKS:
+        decision = Decision(Job(scene, task), 2, elapsed, frame, world.T_world_door)
+        controller = make_controller(folders["memcorr"], store.root, Intervention())
+        (answer,) = controller.decide([decision])
+        follower = policy.follow(store.demonstration(0, task), lanes=LANES)
+        plan = follower.plan(frame, elapsed, noise=rollout_noise(42, decision))
+        assert answer.plan is not None and np.array_equal(plan.actions, answer.plan.actions)
+        assert plan.matches is not None and answer.plan.matches is not None
+        assert np.array_equal(plan.matches.p_live, answer.plan.matches.p_live)
+        assert (plan.phase, plan.fallback, plan.valid_points) == (16, False, answer.plan.valid_points)
+        assert 0 < plan.confidence <= 1
+        chunks[task] = policy.follow(store.demonstration(0, task)).plan(frame, elapsed).actions
+    assert not np.allclose(chunks["open"], chunks["close"], atol=1e-2)
+    with pytest.raises(UserError, match="follows no reference"):
+        memcorr.load_policy(folders["visual-unet"]).follow(store.demonstration(0, "open"))
+
+
+@pytest.mark.parametrize("length", [2, 10, 16, 17, 120, 260])
+def test_references_of_any_length_are_followed_to_their_end(
+    length: int, folders: dict[str, Path], store: Store, tmp_path: Path
+) -> None:
+    whole = store.demonstration(0, "open")
+    kept = [min(t, len(whole) - 1) for t in range(length)]
+    path = tmp_path / "short.h5"
+    write_demonstration(
+        path, whole.frames(kept), whole.action[kept], whole.door_joint[kept], None, pair=0, task="open", u=whole.u
+    )
+    follower = memcorr.load_policy(folders["memcorr"]).follow(read_demonstration(path), matcher=FlowMatcher())
+    phases = []
+    for elapsed in (0, 8, 112, 199, 1000):
+        plan = follower.plan(whole.frame(0), elapsed)
+        assert np.isfinite(plan.actions).all() and not plan.fallback
+        phases.append(plan.phase)
+    assert phases == sorted(phases) and phases[-1] == max(length - 16, 0)  # type: ignore[type-var]
+
+
+def changed(frame: Frame, **changes: object) -> Frame:
+    return dataclasses.replace(frame, **changes)  # type: ignore[arg-type]
+
+
+NAN = float("nan")
+WRONG: dict[str, tuple[Callable[[Frame], Frame], str]] = {
+    "NaN state": (lambda f: changed(f, robot_state=np.full(9, NAN)), "robot_state holds NaN"),
+    "infinite gripper": (lambda f: changed(f, gripper=np.array([0.0, np.inf, 0.0])), "gripper holds NaN"),
+    "state of one number": (lambda f: changed(f, robot_state=np.zeros(1)), "robot_state must have shape"),
+    "state as a list": (lambda f: changed(f, robot_state=[0.0] * 9), "robot_state must be an array"),
+    "depth in millimetres": (lambda f: changed(f, depth=1000 * f.depth), "millimetres"),
+    "absurd depth": (lambda f: changed(f, depth=np.full_like(f.depth, 1e30)), "metres are expected"),
+    "negative depth": (lambda f: changed(f, depth=-f.depth), "never negative"),
+    "integer depth": (lambda f: changed(f, depth=f.depth.astype(np.uint16)), "depth must be an array"),
+    "colours in [0, 1]": (lambda f: changed(f, rgb=(f.rgb / 255).astype(np.float32)), "scale colours"),
+    "grey image": (lambda f: changed(f, rgb=f.rgb[..., 0]), "rgb must have shape"),
+    "smaller image": (lambda f: changed(f, rgb=f.rgb[:64, :64]), "rgb must have shape"),
+    "mask of bytes": (lambda f: changed(f, mask=f.mask.astype(np.uint8)), "mask must be an array of bool"),
+    "NaN camera": (lambda f: changed(f, camera=Camera(f.camera.K, np.full((4, 4), NAN))), "T_world_cam holds NaN"),
+    "camera of zeros": (lambda f: changed(f, camera=Camera(np.zeros((3, 3)), f.camera.T_world_cam)), "focal lengths"),
+    "sheared camera": (lambda f: changed(f, camera=Camera(f.camera.K, 2 * f.camera.T_world_cam)), "no rigid"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_frame_that_cannot_be_right_is_named(what: str, folders: dict[str, Path], store: Store) -> None:
+    make, words = WRONG[what]
+    reference = store.demonstration(0, "open")
+    follower = memcorr.load_policy(folders["memcorr"]).follow(reference, matcher=FlowMatcher())
+    with pytest.raises(ValueError, match=words):
+        follower.plan(make(reference.frame(0)), 0)
+
+
+def test_without_the_object_in_sight_the_plan_says_so(folders: dict[str, Path], store: Store) -> None:
+    reference = store.demonstration(0, "open")
+    frame = reference.frame(0)
+    follower = memcorr.load_policy(folders["memcorr"]).follow(reference, matcher=FlowMatcher())
+    assert not follower.plan(frame, 0).fallback
+    for blind in (
+        changed(frame, mask=np.zeros_like(frame.mask)),
+        changed(frame, depth=np.zeros_like(frame.depth)),
+        changed(frame, depth=np.full_like(frame.depth, NAN)),
+    ):
+        plan = follower.plan(blind, 0)
+        assert plan.fallback and plan.confidence == 0 and plan.valid_points == 0
+        assert np.isfinite(plan.actions).all()
+
+
+def test_a_reference_that_cannot_be_right_is_named(folders: dict[str, Path], store: Store) -> None:
+    policy, reference = memcorr.load_policy(folders["memcorr"]), store.demonstration(0, "open")
+    gripper = reference.gripper.copy()
+    gripper[7] = NAN
+    with pytest.raises(UserError, match="gripper holds NaN"):
+        policy.follow(dataclasses.replace(reference, gripper=gripper), matcher=FlowMatcher())
+    with pytest.raises(UserError, match="at least two frames"):
+        policy.follow(dataclasses.replace(reference, action=reference.action[:1]), matcher=FlowMatcher())
+
+
+def test_noise_is_a_pure_function_of_its_key() -> None:
+    assert np.array_equal(initial_noise(42, 3, 1, 7), initial_noise(42, 3, 1, 7))
+    assert not np.array_equal(initial_noise(42, 3, 1, 7), initial_noise(42, 3, 7, 1))
+    many = np.stack([initial_noise(0, i) for i in range(500)])
+    assert abs(many.mean()) < 0.02 and abs(many.std() - 1) < 0.02
+
+
+def test_a_policy_needs_no_simulator() -> None:
+    code = "import sys, memcorr.policy.policy; assert not {'mujoco', 'metaworld', 'gymnasium'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def with_nan(model: bytes) -> bytes:
+    tensors = load(model)
+    tensors["network.out.bias"][0] = NAN
+    return save(tensors, {"update": "0"})
+
+
+def test_damaged_checkpoints_are_named(folders: dict[str, Path], tmp_path: Path) -> None:
+    source = folders["memcorr"]
+    config, model = (source / name for name in ("config.json", "model.safetensors"))
+
+    def loaded(config_text: str | None, model_bytes: bytes | None) -> Policy:
+        folder = tmp_path / "damaged"
+        folder.mkdir(exist_ok=True)
+        for name, content in (("config.json", config_text), ("model.safetensors", model_bytes)):
+            (folder / name).unlink(missing_ok=True)
+            if content is not None:
+                (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+        return memcorr.load_policy(folder)
+
+    good_text, good_bytes = config.read_text(), model.read_bytes()
+    assert loaded(good_text, good_bytes).design.name == "memcorr"
+    for text, content, message in (
+        (None, good_bytes, "config.json is missing"),
+        (good_text, None, "model.safetensors does not exist"),
+        (good_text, good_bytes[:5000], "is damaged"),
+        (good_text, b"", "is damaged"),
+        (good_text[:50], good_bytes, "not valid JSON"),
+        ("{}", good_bytes, "not a configuration"),
+        (good_text.replace('"format": 1', '"format": 2'), good_bytes, "format 2, not 1"),
+        (good_text.replace('"network": "memcorr"', '"network": "visual-unet"'), good_bytes, "does not fit"),
+        (good_text.replace('"network": "memcorr"', '"network": "magic"'), good_bytes, "unknown network"),
+        (good_text, with_nan(good_bytes), "not finite"),
+    ):
+        with pytest.raises(UserError, match=message):
+            loaded(text, content)
+    with pytest.raises(UserError, match="holds no policy"):
+        memcorr.load_policy(tmp_path / "nowhere")

@@ -1,0 +1,163 @@
+"""The report: every number from the rows alone, the paper's beside it, the same bytes every time."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from memcorr.errors import UserError
+from memcorr.evaluation.episodes import EPISODES, Episode, write_episodes
+from memcorr.report import paper
+from memcorr.report.lookup import Lookup, door_follows, first_chunk_follows, matching
+from memcorr.report.page import write_report
+from memcorr.report.paper import MATCHED, Line, Setting
+from memcorr.report.tables import all_tables, comparison
+from memcorr.spec import TASKS
+from memcorr.worlds.scenes import evaluation_scenes
+
+ALL_LINES: tuple[Line, ...] = (
+    *paper.SYSTEMS,
+    *paper.REPRESENTATIONS,
+    *paper.OBJECTIVE,
+    *paper.REFERENCE,
+    *paper.STRONG,
+    *paper.RECIPES,
+    *paper.PAIRING,
+)
+
+
+def rollouts(setting: Setting, successes: int, matcher: str = "embedded") -> list[Episode]:
+    """All rollouts of a setting, of which the first `successes` succeed."""
+    rows: list[Episode] = []
+    shown = setting.shown
+    if shown.matcher == MATCHED:
+        shown = dataclasses.replace(shown, matcher=matcher)
+    for seed in (42, 43, 44):
+        for scene in evaluation_scenes(setting.condition):  # type: ignore[arg-type]
+            for task in TASKS:
+                rows.append(
+                    Episode(
+                        experiment=setting.experiment,
+                        train_seed=seed,
+                        condition=setting.condition,
+                        scene=scene.index,
+                        scene_seed=0,
+                        u=scene.u,
+                        camera_azimuth_deg=scene.camera_azimuth_deg,
+                        task=task,
+                        shown=shown,
+                        success=len(rows) < successes,
+                        steps=80,
+                        replans=10,
+                        fallback_replans=1,
+                        mean_match_error_mm=5.0,
+                        first_chunk_direction=task,
+                        final_joint=-1.5 if task == "open" else -0.1,
+                        seconds=1.0,
+                        stage=setting.stage,
+                        matched_replans=9,
+                    )
+                )
+    return rows
+
+
+@pytest.fixture(scope="module")
+def as_published() -> list[Episode]:
+    """Rollouts with exactly the paper's counts in every cell that the paper measured."""
+    cells = {cell.setting: cell for line in ALL_LINES for cell in line.cells if cell.successes is not None}
+    return [row for s, cell in cells.items() for row in rollouts(s, cell.successes or 0)]
+
+
+def test_the_papers_counts_reproduce_the_papers_cells(as_published: list[Episode]) -> None:
+    results = Lookup(as_published)
+    for line in ALL_LINES:
+        table = comparison(results, "", "", tuple("x" * len(line.label)), [line])
+        values = table.rows[0][len(line.label) :]
+        for theirs, ours, difference in zip(values[::3], values[1::3], values[2::3], strict=True):
+            if theirs == "not measured":
+                assert (ours, difference) == ("not measured", "–")
+            else:
+                assert ours.startswith(theirs) and float(difference) == 0
+
+
+def test_the_papers_numbers_are_consistent() -> None:
+    """Differences of the text follow from the counts of the tables."""
+    counts = {
+        cell.setting: 100 * cell.successes / cell.n
+        for line in ALL_LINES
+        for cell in line.cells
+        if cell.successes is not None
+    }
+    for contrast in paper.CONTRASTS:
+        assert counts[contrast.ours] - counts[contrast.theirs] == pytest.approx(contrast.points, abs=0.006)
+    for _, setting, by_task in paper.BY_TASK:
+        if None not in by_task:
+            assert sum(by_task) / 1.5 == pytest.approx(counts[setting])  # type: ignore[arg-type]
+
+
+def test_unmeasured_cells_say_so_and_nothing_is_dropped() -> None:
+    rows = rollouts(Setting(condition="combined"), 100)
+    odd = rollouts(Setting(condition="camera").showing(phase_offset=3), 10)
+    tables = {table.title: table for table in all_tables(Lookup([*rows, *odd]))}
+    systems = tables["Complete policy systems"].rows
+    assert systems[0][3] == "not measured" and systems[2][6].startswith("100/150 (66.67 %)")
+    assert "phase +3" in tables["Further measurements"].rows[0][3]
+    assert "not measured" in tables["Paired differences"].rows[0]
+
+
+def test_one_matcher_fills_the_report() -> None:
+    a, b = rollouts(Setting(), 300, "embedded"), rollouts(Setting(), 0, "flow")
+    for matcher, successes in ((None, 300), ("embedded", 300), ("flow", 0)):
+        assert sum(e.success for e in Lookup([*a, *b], matcher).of(Setting())) == successes
+    with pytest.raises(UserError, match="no rollout"):
+        Lookup([])
+
+
+def test_decisions_weigh_the_same_in_the_matching_error() -> None:
+    one, two = rollouts(Setting(), 1)[:2]
+    pooled = matching(
+        [
+            dataclasses.replace(one, mean_match_error_mm=10.0, matched_replans=1, replans=2),
+            dataclasses.replace(two, mean_match_error_mm=20.0, matched_replans=3, replans=3),
+            dataclasses.replace(two, mean_match_error_mm=None, matched_replans=0, replans=4, fallback_replans=4),
+        ]
+    )
+    assert pooled.mean_error_mm == pytest.approx(17.5)
+    assert (pooled.fallbacks, pooled.decisions) == (6, 9)
+
+
+def test_following_is_judged_against_the_supplied_reference() -> None:
+    row = rollouts(Setting().showing(reference="opposite"), 0)[0]  # task open, so closing was shown
+    assert not first_chunk_follows(row) and not door_follows(row)
+    turned = dataclasses.replace(row, first_chunk_direction="close", final_joint=-0.5)
+    assert first_chunk_follows(turned) and door_follows(turned)
+    assert not door_follows(dataclasses.replace(row, final_joint=-0.7854)), "a door that stood still follows nobody"
+
+
+def test_the_report_is_the_same_bytes_and_self_contained(tmp_path: Path) -> None:
+    rows = [*rollouts(Setting(condition="combined"), 120), *rollouts(Setting().showing(phase_offset=16), 200)]
+    np.random.default_rng(0).shuffle(rows)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    write_episodes(tmp_path / "a" / EPISODES, rows)
+    write_episodes(tmp_path / "b" / EPISODES, [dataclasses.replace(e, seconds=9.0) for e in rows])
+    for name in "ab":
+        page = write_report([tmp_path / name], tmp_path / f"out-{name}")
+        text = page.read_text()
+        assert "http://" not in text.replace("http://www.w3.org", "") and "src='data:image" in text
+    files = sorted(path.name for path in (tmp_path / "out-a").iterdir())
+    assert files == sorted(
+        [f"{n}.{s}" for n in ("main", "objective", "phase", "positions") for s in ("png", "svg")]
+        + ["report.html", "REPORT.md"]
+    )
+    for file in files:
+        assert (tmp_path / "out-a" / file).read_bytes() == (tmp_path / "out-b" / file).read_bytes(), file
+
+
+def test_the_committed_report_follows_from_the_committed_rollouts(tmp_path: Path) -> None:
+    results = Path(__file__).parents[2] / "results"
+    write_report([results], tmp_path)
+    assert (tmp_path / "REPORT.md").read_bytes() == (results / "REPORT.md").read_bytes()

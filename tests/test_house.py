@@ -1,0 +1,52 @@
+"""The house: style, types, one direction of imports, rooms that stay small."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import memcorr
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(*command: str) -> None:
+    result = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("command", [["ruff", "check"], ["ruff", "format", "--check"], ["mypy"]])
+def test_clean(command: list[str]) -> None:
+    run("-m", *command)
+
+
+def test_imports_point_one_way_along_the_flow() -> None:
+    run("-c", "from importlinter.cli import lint_imports_command as lint; lint(['--no-cache'])")
+
+
+def test_no_room_is_overcrowded() -> None:
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split()
+    code = [Path(name) for name in tracked if name.startswith(("memcorr/", "tests/", "examples/", "docs/"))]
+    for folder in {path.parent for path in code}:
+        files = [path.name for path in code if path.parent == folder]
+        assert len(files) <= 10, (folder, files)
+
+
+def test_a_report_loads_neither_torch_nor_mujoco(tmp_path: Path) -> None:
+    code = (
+        "import sys; from memcorr.report.page import write_report; "
+        f"write_report([{str(ROOT / 'results/zeros')!r}], {str(tmp_path)!r}); "
+        "assert not {'torch', 'mujoco', 'metaworld'} & set(sys.modules)"
+    )
+    run("-c", code)
+
+
+def test_the_public_names_are_there_and_light() -> None:
+    for name in memcorr.__all__:
+        assert getattr(memcorr, name) is not None
+    assert set(memcorr.__all__) == set(dir(memcorr))
+    run("-c", "import sys, memcorr; assert not {'torch', 'mujoco', 'numpy'} & set(sys.modules)")
+    run("-m", "memcorr", "--version")
