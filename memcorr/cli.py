@@ -17,6 +17,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
+from itertools import dropwhile, takewhile
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, Literal, cast
@@ -418,11 +419,11 @@ def parsed() -> Callable[[], None]:
 
 
 def one_line(box: str) -> str:
-    """The message in tyro's box, without the frame and what follows its first rule."""
-    lines = [re.sub(r"^[│|]\s?|\s*[│|]$", "", line).strip() for line in box.splitlines()[1:-1]]
-    rule = next((i for i, line in enumerate(lines) if re.fullmatch(r"[─-]+", line)), len(lines))
-    message = " ".join(line for line in lines[:rule] if line)
-    message = re.sub(r"^Error parsing (--?[\w-]+|[\w-]+): ", r"\1 ", message)
+    """The message in tyro's box, drawn or plain, coloured or not: what stands between its title and its next rule."""
+    plain = re.sub(r"\x1b\[[\d;]*m", "", box)
+    lines = [re.sub(r"^-+$", "", line.strip(" │╭╮╰╯─")) for line in plain.splitlines()[1:]]
+    message = " ".join(takewhile(bool, dropwhile(lambda line: not line, lines)))
+    message = re.sub(r"^Error parsing (\S+): ", r"\1 ", message).rstrip(".")
     return f"{message or 'the command line is not understood'}; see memcorr --help"
 
 

@@ -82,11 +82,11 @@ def check_frame(frame: Frame, whose: str = "frame") -> None:
 
     An empty mask, or no depth on the object, is no error: a plan from it says that it had no reference.
     """
-    f = frame
+    f, size = frame, np.shape(frame.mask)[:2]
     for name, array, dtype, shape in (
-        ("rgb", f.rgb, np.uint8, (*f.mask.shape, 3)),
-        ("depth", f.depth, np.floating, f.mask.shape),
-        ("mask", f.mask, np.bool_, f.mask.shape[:2]),
+        ("mask", f.mask, np.bool_, size),
+        ("rgb", f.rgb, np.uint8, (*size, 3)),
+        ("depth", f.depth, np.floating, size),
         ("camera.K", f.camera.K, np.floating, (3, 3)),
         ("camera.T_world_cam", f.camera.T_world_cam, np.floating, (4, 4)),
         ("robot_state", f.robot_state, np.floating, (SPEC.state_dim,)),
@@ -95,8 +95,8 @@ def check_frame(frame: Frame, whose: str = "frame") -> None:
         if not isinstance(array, np.ndarray) or not np.issubdtype(array.dtype, dtype):
             found = getattr(array, "dtype", type(array).__name__)
             hint = "; scale colours in [0, 1] by 255" if name == "rgb" else ""
-            raise ValueError(f"{whose}.{name} must be an array of {np.dtype(dtype).name}, not {found}{hint}")
-        if array.shape != shape:
+            raise ValueError(f"{whose}.{name} must be an array of {dtype.__name__.strip('_')}, not {found}{hint}")
+        if array.shape != shape or 0 in shape:
             raise ValueError(f"{whose}.{name} must have shape {shape}, not {array.shape}")
         if name not in ("rgb", "depth", "mask") and not np.isfinite(array).all():
             raise ValueError(f"{whose}.{name} holds NaN or infinity")

@@ -4,11 +4,12 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 python=${PYTHON:-python3}
-"$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "setup: Python 3.10 or newer is needed (set PYTHON=...)" >&2; exit 2; }
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "setup: Python 3.11 or newer is needed (set PYTHON=...)" >&2; exit 2; }
 [ -x .venv/bin/pip ] || "$python" -m venv .venv || { echo "setup: venv is missing: apt-get install python3-venv" >&2; exit 2; }
-.venv/bin/pip install --quiet --editable '.[dev]'
+# torch 2.13.0 is the build that the committed results were made with; any from 2.11 on will do.
+.venv/bin/pip install --quiet --editable '.[dev]' "${TORCH:-torch==2.13.0}"
 
-gl() { .venv/bin/python -c 'import memcorr.gl' 2>/dev/null; }
+gl() { .venv/bin/python -c 'import memcorr.worlds.gl' 2>/dev/null; }
 if [ "$(uname)" = Linux ] && ! gl; then
     packages="libegl1 libgl1-mesa-dri libopengl0"
     if [ "$(id -u)" = 0 ]; then as=; elif sudo -n true 2>/dev/null; then as=sudo; else as=no; fi

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from ..correspondence.matcher import MATCHERS, weights_digest
 from ..demos.collect import find_references
-from ..demos.store import demonstration_path
+from ..demos.store import Store
 from ..errors import UserError
 from ..policy.checkpoint import MODEL, model_update
 from ..policy.policy import policy_folder
@@ -117,7 +117,8 @@ class Sources:
     def find(subject: Subject, shown: Intervention, data: Path | None) -> Sources:
         references: dict[Task, str] = {}
         if data is not None and follows(subject, shown):
-            references = {task: file_digest(demonstration_path(data, REFERENCE_PAIR, task)) for task in TASKS}
+            store = Store.open(data)
+            references = {task: file_digest(store.demonstration(REFERENCE_PAIR, task).path) for task in TASKS}
         matched = shown.matcher not in (GROUND_TRUTH, NO_MATCHER)
         return Sources(references, weights_digest(shown.matcher) if matched else "")
 

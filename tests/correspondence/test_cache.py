@@ -11,6 +11,7 @@ import pytest
 
 from memcorr.correspondence.cache import beside_the_paper, build_cache, choose_rows, error_table, read_cache
 from memcorr.correspondence.matches import residuals
+from memcorr.demos.collect import collect
 from memcorr.demos.phase import closest_frames, reference_phase, training_reference
 from memcorr.demos.store import Store
 from memcorr.errors import UserError
@@ -72,9 +73,8 @@ def test_error_table(store: Store, cache_folder: Path) -> None:
 
 
 def test_cache_of_other_demonstrations_is_refused(store: Store, cache_folder: Path, tmp_path: Path) -> None:
-    other = shutil.copytree(store.root, tmp_path / "other")
-    for task in ("open", "close"):
-        shutil.copy(store.root / f"pair-000-{task}.h5", other / f"pair-001-{task}.h5")
+    other = tmp_path / "other"
+    collect(other, pairs=2, seed=5, workers=2)
     with pytest.raises(UserError, match="other demonstrations"):
         read_cache(cache_folder, Store.open(other))
     with pytest.raises(UserError, match="other settings, weights or demonstrations"):
