@@ -1,0 +1,1 @@
+"""Speed, as ratios against plain baselines measured in the same run."""

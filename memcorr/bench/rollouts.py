@@ -31,8 +31,7 @@ from ..evaluation.controllers import PolicyController
 from ..evaluation.intervention import Intervention
 from ..evaluation.rollout import LANES, Job, Stopwatch, roll_out
 from ..policy.checkpoint import Checkpoint, Design
-from ..policy.condition import Condition
-from ..policy.normalisation import Normalisation
+from ..policy.condition import Condition, Normalisation
 from ..policy.policy import Policy, Reference
 from ..policy.sampler import TransformerSampler
 from ..policy.transformer import ActionTransformer

@@ -1,0 +1,1 @@
+"""Where the points of a reference frame are in the live one: matchers, lifting into 3D, the cache."""

@@ -29,9 +29,6 @@ from .lift import match_frames, prepare_references
 from .matcher import Matcher
 from .matches import residuals
 
-# Section "Position, Viewpoint, and Matching Robustness": RoMa v2, mean over decisions, millimetres.
-PAPER_MEAN_MM = {"boundary": 11.78, "combined": 43.66}
-
 
 def wide_scenes(seed: int) -> list[Scene]:
     return [replace(s, camera_azimuth_deg=s.camera_azimuth_deg / 15 * 25) for s in evaluation_scenes("camera", seed)]

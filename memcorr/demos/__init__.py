@@ -1,0 +1,1 @@
+"""Demonstrations: recording, storing, reading, and which of their frames is the reference."""

@@ -1,0 +1,1 @@
+"""Closed-loop rollouts under interventions, written down one row each."""

@@ -1,0 +1,1 @@
+"""From frames and references to actions: relations, condition, diffusion, networks, plans. No simulator."""

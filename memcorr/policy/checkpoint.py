@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ..errors import UserError
 from ..runs import read_json, write_json, written_whole
 from ..spec import SPEC
-from .normalisation import Normalisation
+from .condition import Normalisation
 from .relations import Representation
 from .transformer import ActionTransformer, VisualTransformer
 from .unet import VisualUNet

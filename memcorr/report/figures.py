@@ -196,7 +196,7 @@ def positions(lookup: Lookup) -> Figure:
 def phase(lookup: Lookup) -> Figure:
     figure, axes = plt.subplots(1, 2, figsize=(8, 3.6), sharey=True, layout="constrained")
     labels = ("reference offset δ, frames (negative: lags)", "reference speed ρ")
-    floor = 80.0
+    floor, main = 80.0, paper.REFERENCE[1].cells[0]
     panels = zip(axes, PHASES, labels, "ab", strict=True)
     for axis, what, label, letter in panels:
         measured = [(value, share(lookup.of(setting))) for value, setting in lookup.phases("boundary", what)]
@@ -211,7 +211,14 @@ def phase(lookup: Lookup) -> Figure:
         if not points:
             axis.text(0.5, 0.2, f"ours {NOT_MEASURED}", transform=axis.transAxes, ha="center", color="0.55")
         default = 0 if what == "phase_offset" else 1
-        axis.plot(default, 100 * 292 / 300, "D", color="black", mfc="white", label="paper (default phase)")
+        axis.plot(
+            default,
+            100 * (main.successes or 0) / main.n,
+            "D",
+            color="black",
+            mfc="white",
+            label="paper (default phase)",
+        )
         axis.set(xlabel=label, title=f"({letter})")
         axis.legend(loc="lower left", fontsize=7.5, frameon=False)
     axes[0].set(ylabel="success, % (boundary extrapolation)", ylim=(max(0.0, floor), 101.5))

@@ -1,0 +1,1 @@
+"""Rollouts for people to look at: videos and a page."""

@@ -1,0 +1,1 @@
+"""Recipes, rows, batches and the loop that makes a policy of them."""

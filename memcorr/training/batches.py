@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from ..correspondence.matches import Matches, join_matches
-from ..policy.condition import Condition, build_condition
+from ..policy.condition import Condition, Normalisation, build_condition
 from ..policy.diffusion import paired_noise, q_sample
-from ..policy.normalisation import Normalisation
 from ..spec import SPEC
 from .dataset import Dataset, Rows
 from .experiments import Experiment

@@ -18,8 +18,7 @@ from ..correspondence.matches import Matches, ground_truth_matches, transform
 from ..demos.phase import TieBreak, closest_frames, training_reference
 from ..demos.store import Demonstration, Store, opened
 from ..errors import UserError
-from ..policy.condition import Images, shrink
-from ..policy.normalisation import Normalisation
+from ..policy.condition import Images, Normalisation, shrink
 from ..policy.relations import Relations, Representation, build_relations
 from ..spec import SPEC, TASKS, Array
 from ..worlds.scenes import HANDLE_POINTS

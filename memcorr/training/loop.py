@@ -42,7 +42,7 @@ from ..policy.checkpoint import (
     write_model,
     write_tensors,
 )
-from ..policy.normalisation import Normalisation
+from ..policy.condition import Normalisation
 from ..policy.transformer import parameter_total
 from ..runs import choose_device, claimed, write_json
 from ..runs import threads as torch_threads

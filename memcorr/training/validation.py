@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..demos.store import Store
-from ..policy.normalisation import Normalisation
+from ..policy.condition import Normalisation
 from .batches import Batch, Batches
 from .dataset import load_dataset
 from .experiments import Experiment

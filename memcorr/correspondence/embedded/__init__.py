@@ -1,0 +1,1 @@
+"""The matcher that ships with the package: network, practice, training, weights."""

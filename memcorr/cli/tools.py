@@ -1,0 +1,125 @@
+"""The verbs around the pipeline: what a person looks at, measures or mends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import tyro
+
+from ..errors import UserError
+from ..runs import CORES
+from ..spec import PUBLISHED_ONLINE_MM
+from .options import Count, Processes, Seed, app, matcher_app, verb
+
+
+@verb(app)
+def demo(
+    out: Path = Path("demo"),
+    policy: str = "shipped",
+    scenes: Count = 25,
+    scene_seed: Seed = 0,
+    workers: Processes = CORES,
+) -> None:
+    """Watch the shipped policy open and close the door outside its training: counts, videos and a page.
+
+    Args:
+        out: Folder for everything that is made.
+        policy: shipped, or the folder of a run.
+        scenes: Scenes of the combined shift, each with both tasks and both references.
+        scene_seed: Draws fresh scenes; the fixed set is seed 0.
+        workers: Processes.
+    """
+    from ..show.demo import demo
+
+    demo(out, policy, scenes, scene_seed, workers)
+
+
+@verb(app)
+def bench(names: tyro.conf.Positional[tuple[str, ...]] = (), json: bool = False) -> None:
+    """Speed as ratios against named baselines, measured interleaved in this very run.
+
+    Args:
+        names: What to measure; everything if none is given.
+        json: Print a list of {name, ours_ms, baseline, baseline_ms, ratio} instead of a table.
+    """
+    from ..bench.run import run, told
+
+    results = run(names, None if json else print)
+    if json:
+        print(told(results))
+
+
+@verb(app)
+def doctor() -> None:
+    """What this machine has and what it lacks; exit code 2 if something needed is missing."""
+    from ..doctor import examine
+
+    if not all([_shown(finding) for finding in examine()]):
+        raise UserError("something that memcorr needs is missing, see above")
+
+
+def _shown(finding: tuple[bool, str]) -> bool:
+    print(finding[1])
+    return finding[0]
+
+
+@verb(matcher_app, "train")
+def matcher_train(
+    out: Path = Path("runs/matcher"),
+    door: bool = True,
+    seed: Seed = 0,
+    steps: Count = 3000,
+    threads: Processes = 1,
+    workers: Processes = CORES,
+) -> None:
+    """Train the embedded matcher on rendered practice scenes; the same command continues.
+
+    Args:
+        out: Folder for practice scenes, training state and weights.
+        door: Include the door among the practice objects; --no-door holds it out entirely.
+        seed: Draws scenes, pairs and initial weights.
+        steps: Optimiser steps.
+        threads: Threads of the training itself.
+        workers: Processes that render the practice scenes.
+    """
+    from .. import runs
+    from ..correspondence.embedded.train import MatcherConfig, train
+
+    with runs.threads(threads):
+        train(MatcherConfig(seed=seed, steps=steps, door=door), out, workers)
+
+
+@verb(matcher_app, "evaluate")
+def matcher_evaluate(
+    settings: tyro.conf.Positional[tuple[str, ...]] = (),
+    matcher: str = "embedded",
+    scene_seed: Seed = 0,
+    out: Path = Path("data/matcher-errors"),
+) -> None:
+    """Measure a matcher's 3D error on live scenes, the paper's conditions and harder ones.
+
+    Args:
+        settings: validation, boundary, extreme, camera, combined, camera-25, recoloured, relit; all if none given.
+        matcher: embedded, romav2, flow, or a file of weights for the embedded one.
+        scene_seed: Draws the scenes; the fixed sets are seed 0.
+        out: Folder for one JSON file per setting.
+    """
+    from ..correspondence.evaluate import SETTINGS, evaluate
+    from ..correspondence.matcher import load_matcher, weights_digest
+    from ..runs import claimed, threads, write_json
+
+    chosen = load_matcher(matcher)
+    for setting in settings or SETTINGS:
+        with threads(1), claimed(out):
+            table = evaluate(chosen, setting, seed=scene_seed) | {"weights": weights_digest(matcher)}
+            write_json(out / f"{setting}.json", table)
+        paper = PUBLISHED_ONLINE_MM.get(setting)
+        print(
+            f"{setting:12} mean over decisions {table['mean_over_decisions_mm']:6.2f} mm"
+            f" (paper {f'{paper:.2f}' if paper else 'unmeasured'})  median {table['median_mm']:.2f}"
+            f"  p95 {table['p95_mm']:.2f}  p99 {table['p99_mm']:.2f}  fallback {table['fallback_decisions']}"
+            f"/{table['rows']}"
+        )
+
+
+app.command(matcher_app, name="matcher", help="Train the embedded matcher, or measure a matcher on live scenes.")
