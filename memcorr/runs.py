@@ -16,16 +16,17 @@ import logging
 import multiprocessing
 import os
 import platform
-import queue
 import signal
 import subprocess
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
+from multiprocessing import connection, resource_tracker
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,7 @@ from numpy.typing import NDArray
 from .errors import UserError
 
 if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
     from multiprocessing.context import SpawnProcess
 
     import torch
@@ -49,18 +51,24 @@ def written_whole(path: Path) -> Iterator[Path]:
     """Yields a new, empty file beside `path`; on success it becomes `path`, on any error it is removed.
 
     The name says whose it is, so that `claimed` can clear what a killed process left and nothing else.
-    It never existed before: a link of that name cannot lead elsewhere. The user's umask applies.
+    It never existed before: a link of that name cannot lead elsewhere. The user's umask applies, even if
+    a library puts a file of its own in its place.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
     temporary.unlink(missing_ok=True)  # of an earlier process with our number
     try:
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        mode = temporary.stat().st_mode
         yield temporary
+        temporary.chmod(mode)
         with open(temporary, "rb") as f:
             os.fsync(f.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as problem:
         temporary.unlink(missing_ok=True)
+        if isinstance(problem, OSError) and problem.filename is None:  # a refused write says not where
+            why = f"could not be written ({problem.strerror or problem}); is the disk full?"
+            raise OSError(problem.errno or errno.EIO, why, str(path)) from problem
         raise
 
 
@@ -86,15 +94,22 @@ def read_json(path: Path) -> Any:
 def claimed(folder: Path, *inside: str) -> Iterator[Path]:
     """`folder`, made if need be, with its folders `inside`, for this process alone; what killed processes left
     half-written is removed."""
-    lock = _lock(folder)
+    lock, places = _lock(folder), (folder, *(folder / name for name in inside))
     try:
-        for place in (folder, *(folder / name for name in inside)):
-            for leftover in place.glob(f".*{TEMPORARY}"):
-                leftover.unlink()
+        _sweep(places)
         yield folder
     finally:
-        (folder / LOCK).unlink(missing_ok=True)  # while it is still ours
-        os.close(lock)
+        try:
+            _sweep(places)  # of workers that had to be ended
+            (folder / LOCK).unlink(missing_ok=True)  # while it is still ours
+        finally:
+            os.close(lock)
+
+
+def _sweep(places: Sequence[Path]) -> None:
+    for place in places:
+        for leftover in place.glob(f".*{TEMPORARY}"):
+            leftover.unlink(missing_ok=True)
 
 
 def _lock(folder: Path) -> int:
@@ -107,8 +122,9 @@ def _lock(folder: Path) -> int:
             raise UserError(f"cannot write to folder {folder} ({problem.strerror}); choose another --out") from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.exists(folder / LOCK) and os.path.samestat(os.fstat(lock), os.stat(folder / LOCK)):
-                return lock
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(lock), os.stat(folder / LOCK)):
+                    return lock
             os.close(lock)  # its owner removed the file just now: once more
         except OSError as problem:
             os.close(lock)
@@ -127,75 +143,121 @@ def padded(count: int, size: int) -> Iterator[NDArray[np.int64]]:
         yield np.minimum(np.arange(first, first + size), count - 1)
 
 
-def spread(work: Callable[[Iterator[Job]], Iterator[Result]], jobs: Sequence[Job], workers: int) -> Iterator[Result]:
+def spread(
+    work: Callable[[Iterator[Job]], Iterator[Result]], jobs: Sequence[Job], workers: int
+) -> Generator[Result, None, None]:
     """Results of `work` over `jobs`, as they come.
 
     `work` takes a stream of jobs and yields results; each worker runs one such stream and fetches a job
     when it is ready for it. One worker is this very process; more are spawned (a forked child would
     inherit GL state), each with one GL context of its own, and `work` must then be picklable.
+
+    Each worker has a line of its own to this process, and nothing else holds its ends: whichever side
+    dies, in the middle of a word or before the first, the other one hears it. Workers get their next job
+    when the caller asks for the next result, and end with this generator: who may leave it early closes it.
     """
     workers = min(workers, len(jobs))
     if workers <= 1:
         if jobs:
             yield from work(iter(jobs))
         return
-    context = multiprocessing.get_context("spawn")
-    waiting, results = context.Queue(), context.Queue()
-    for job in (*jobs, *[None] * workers):
-        waiting.put(job)
-    processes: list[SpawnProcess] = [
-        context.Process(target=_serve, args=(work, waiting, results), daemon=True) for _ in range(workers)
-    ]
+    waiting = iter(jobs)
+    lines: dict[Connection, SpawnProcess] = {}
     try:
-        for process in processes:
-            process.start()
-        finished = 0
-        while finished < workers:
-            try:
-                kind, content = results.get(timeout=0.5)
-            except queue.Empty:
-                if dead := [p.exitcode for p in processes if p.exitcode]:  # a clean exit is 0
-                    raise UserError(f"a worker process died ({_cause(dead[0])}); the same command continues") from None
-                continue
-            if kind == "failed":
-                raise content
-            if kind == "crashed":
-                raise RuntimeError(f"in a worker process:\n{content}")
-            finished += kind == "finished"
-            if kind == "result":
-                yield content
+        with _undisturbed():
+            for _ in range(workers):
+                line, process = _start(work)
+                lines[line] = process
+        busy = set(lines)
+        while busy:
+            for line in cast("list[Connection]", connection.wait(busy)):
+                try:
+                    kind, content = line.recv()
+                    if kind == "ready":
+                        line.send(next(waiting, None))
+                except (EOFError, OSError):
+                    cause = _cause_of_death(lines[line])
+                    raise UserError(f"a worker process died ({cause}); the same command continues") from None
+                if kind == "failed":
+                    raise content
+                if kind == "crashed":
+                    raise RuntimeError(f"in a worker process:\n{content}")
+                if kind == "finished":
+                    busy.remove(line)
+                if kind == "result":
+                    yield content
     finally:
-        for process in processes:
+        for process in lines.values():
             process.terminate()
-        for process in processes:
+        for line, process in lines.items():
             process.join(timeout=5)
             if process.exitcode is None:
                 process.kill()
+            line.close()
 
 
-def _cause(exitcode: int) -> str:
-    if exitcode == -signal.SIGKILL:
+def _start(work: Callable[[Iterator[Any]], Iterator[Any]]) -> tuple[Connection, SpawnProcess]:
+    """Our end of a new worker's line, and the worker."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(work, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    return ours, process
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Ctrl-C and SIGTERM wait meanwhile: a process half started is nobody's. One that is started here never
+    hears Ctrl-C, which a terminal sends to it as well: not even while it is still importing."""
+    heard: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    resource_tracker.ensure_running()  # would unblock the signals when it starts
+    handlers = {n: signal.signal(n, lambda number, frame: heard.append(number)) for n in numbers}
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited by what is started
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    for late in heard:
+        signal.raise_signal(late)
+
+
+def _cause_of_death(process: SpawnProcess) -> str:
+    process.join(timeout=5)
+    code = process.exitcode
+    if code == -signal.SIGKILL:
         return "killed: out of memory?"
-    return signal.Signals(-exitcode).name if exitcode < 0 else f"exit code {exitcode}"
+    return signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
 
 
-def _serve(work: Callable[[Iterator[Any]], Iterator[Any]], waiting: Any, results: Any) -> None:
+def _serve(work: Callable[[Iterator[Any]], Iterator[Any]], line: Connection) -> None:
     """A worker's whole life."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it too, and ends its workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _die_with_parent()
     keep_freed_memory()
-    parent = multiprocessing.parent_process()
+    last: tuple[str, Any] = ("finished", None)
     try:
-        for result in work(iter(waiting.get, None)):
-            if parent is None or not parent.is_alive():
-                return
-            results.put(("result", result))
-        results.put(("finished", None))
-    except (UserError, OSError) as problem:
-        results.put(("failed", problem))
+        for result in work(_fetched(line)):
+            line.send(("result", result))
+    except (UserError, OSError, MemoryError) as problem:
+        last = ("failed", problem)
     except Exception:
-        results.put(("crashed", traceback.format_exc()))
+        last = ("crashed", traceback.format_exc())
+    with contextlib.suppress(ConnectionError):  # the parent has gone
+        line.send(last)
+
+
+def _fetched(line: Connection) -> Iterator[Any]:
+    """Jobs, each asked for when it is wanted."""
+    while True:
+        line.send(("ready", None))
+        if (job := line.recv()) is None:
+            return
+        yield job
 
 
 def _die_with_parent() -> None:

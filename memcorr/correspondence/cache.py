@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save
 from tqdm import tqdm
 
 from ..demos.phase import TieBreak, closest_frames, training_reference
@@ -132,7 +133,7 @@ class Matching:
                 how = self.settings["tie_break"], self.settings["depth_sampling"]
                 rows = match_demonstration(matcher, query, reference, anchors, *how)
                 with written_whole(path) as temporary:
-                    save_file({"demonstration": np.full(len(anchors), d), **rows}, temporary)
+                    temporary.write_bytes(save({"demonstration": np.full(len(anchors), d), **rows}))
                 yield
 
 
@@ -165,20 +166,22 @@ def build_cache(
     demonstration, anchor = choose_rows(len(TASKS) * pairs, rows, seed)
     load_matcher(matcher)  # complains before anything is written
     with claimed(out):
-        manifest = out / "cache.json"
+        manifest, shards = out / "cache.json", [out / f"shard-{d:03d}.safetensors" for d in range(len(TASKS) * pairs)]
         if manifest.exists() and read_json(manifest) != settings:
             raise UserError(f"{out} holds a cache of other settings, weights or demonstrations; choose another --out")
+        if not manifest.exists() and any(path.exists() for path in (out / "cache.safetensors", *shards)):
+            raise UserError(f"{out} holds a cache without its cache.json; choose another --out")
         write_json(manifest, settings)
         if not (out / "cache.safetensors").exists():
-            shards = [out / f"shard-{d:03d}.safetensors" for d in range(len(TASKS) * pairs)]
             jobs = [(d, anchor[demonstration == d], s) for d, s in enumerate(shards) if not s.exists()]
             work = Matching(store, matcher, settings)
             total, done = len(shards), len(shards) - len(jobs)
-            for _ in tqdm(spread(work, jobs, workers), f"match {name}", total=total, initial=done, unit="demo"):
-                pass
+            with closing(spread(work, jobs, workers)) as results:
+                for _ in tqdm(results, f"match {name}", total=total, initial=done, unit="demo"):
+                    pass
             parts = [load_file(s) for s in shards]
             with written_whole(out / "cache.safetensors") as temporary:
-                save_file({k: np.concatenate([p[k] for p in parts]) for k in parts[0]}, temporary)
+                temporary.write_bytes(save({k: np.concatenate([p[k] for p in parts]) for k in parts[0]}))
             for s in shards:
                 s.unlink()
         cache = read_cache(out, store)
@@ -192,13 +195,19 @@ def read_cache(folder: Path, store: Store) -> Cache:
     if not (folder / "cache.safetensors").exists():
         raise UserError(f"{folder} holds no correspondence cache; make one with `memcorr match --out {folder}`")
     settings = read_json(folder / "cache.json")
-    if settings["demonstrations"] != fingerprint(store, settings["pairs"]):
+    try:
+        made_from, pairs = settings["demonstrations"], settings["pairs"]
+        rows = min(settings["rows"], len(TASKS) * pairs * SPEC.windows_per_episode)
+    except (KeyError, TypeError):
+        raise UserError(f"{folder}/cache.json does not describe a cache; delete the folder and match again") from None
+    if made_from != fingerprint(store, pairs):
         raise UserError(f"{folder} was made from other demonstrations than {store.root}; run `memcorr match` anew")
     try:
         a = load_file(folder / "cache.safetensors")
     except (SafetensorError, OSError) as problem:
         raise UserError(f"{folder / 'cache.safetensors'} is damaged ({problem}); delete it and match again") from None
-    if len(a["anchor"]) != min(settings["rows"], len(TASKS) * settings["pairs"] * SPEC.windows_per_episode):
+    names = {*Cache.__dataclass_fields__, *Matches.__dataclass_fields__} - {"matches"}
+    if any(len(a.get(name, ())) != rows for name in names):
         raise UserError(f"{folder} does not hold the rows that its cache.json speaks of; delete it and match again")
     matches = Matches(a["p_ref"], a["p_live"], a["confidence"], a["valid"])
     return Cache(a["demonstration"], a["anchor"], a["reference_frame"], matches, a["residual"], a["p_live_true"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import resource
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ..errors import UserError
-from ..runs import CORES, claimed, read_json, spread, write_json
+from ..runs import CORES, claimed, spread, write_json
 from ..spec import SPEC, TASKS, Task
 from ..worlds.expert import act
 from ..worlds.scenes import Scene, demonstration_scenes
@@ -97,7 +98,7 @@ def prepare(root: Path, pairs: int, seed: int) -> list[tuple[Scene, Task]]:
     manifest = {"layout": LAYOUT, "pairs": pairs, "seed": seed, "spec": asdict(SPEC)}
     path = root / "collection.json"
     if path.exists():
-        present = read_json(path)
+        present = Store(root).manifest
         for key in ("layout", "seed"):
             if present.get(key) != manifest[key]:
                 raise UserError(
@@ -123,9 +124,9 @@ def collect(root: str | Path, pairs: int = SPEC.pairs, seed: int = 0, workers: i
     with claimed(Path(root)) as root:
         jobs = prepare(root, pairs, seed)
         done = 2 * pairs - len(jobs)
-        outcomes = spread(Recording(root), jobs, workers)
-        for _ in tqdm(outcomes, "collect", total=2 * pairs, initial=done, unit="demo", smoothing=0.05):
-            pass
+        with closing(spread(Recording(root), jobs, workers)) as outcomes:
+            for _ in tqdm(outcomes, "collect", total=2 * pairs, initial=done, unit="demo", smoothing=0.05):
+                pass
         store = Store.open(root)
         log.info(describe(store))
         sheet = write_contact_sheet(store, root / "contact-sheet.png")

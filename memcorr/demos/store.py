@@ -20,7 +20,6 @@ object and `object_pose` may be left out.
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -122,26 +121,18 @@ def write_demonstration(
     }
     if object_pose is not None:
         arrays["object_pose"] = object_pose
+    # Made in memory: HDF5 may lose a chunk that the disk refuses, say nothing, and crash when the process ends.
+    with h5py.File(path, "w", driver="core", backing_store=False) as f:
+        for name, array in arrays.items():
+            chunks = (min(CHUNK, len(array)), *array.shape[1:])
+            f.create_dataset(
+                name, data=array, chunks=chunks, shuffle=True, fletcher32=True, **hdf5plugin.Zstd(clevel=1)
+            )
+        f.attrs.update({"layout": LAYOUT, "pair": pair, "task": task, "u": u})
+        f.flush()
+        content = f.id.get_file_image()
     with written_whole(path) as temporary:
-        with h5py.File(temporary, "w") as f:
-            for name, array in arrays.items():
-                chunks = (min(CHUNK, len(array)), *array.shape[1:])
-                f.create_dataset(
-                    name, data=array, chunks=chunks, shuffle=True, fletcher32=True, **hdf5plugin.Zstd(clevel=1)
-                )
-            f.attrs.update({"layout": LAYOUT, "pair": pair, "task": task, "u": u})
-        verify(temporary, arrays)
-
-
-def verify(path: Path, arrays: dict[str, NDArray]) -> None:
-    """HDF5 may lose a chunk that the disk refused and say nothing: what was written is read back."""
-    try:
-        with h5py.File(path, "r") as f:
-            lost = [name for name, array in arrays.items() if not np.array_equal(f[name][:], array, equal_nan=False)]
-    except (OSError, KeyError) as problem:
-        lost = [str(problem)]
-    if lost:
-        raise OSError(errno.EIO, f"could not be written whole ({', '.join(lost)}); is the disk full?", str(path.parent))
+        temporary.write_bytes(content)
 
 
 def demonstration_path(root: Path, pair: int, task: Task) -> Path:
@@ -167,9 +158,15 @@ class Store:
     @cached_property
     def manifest(self) -> dict:
         """How the store was made (`collection.json`)."""
-        if not (self.root / "collection.json").exists():
+        path = self.root / "collection.json"
+        if not path.exists():
             raise UserError(f"{self.root} holds no demonstrations; make them with `memcorr collect --out {self.root}`")
-        return read_json(self.root / "collection.json")
+        content = read_json(path)
+        if not isinstance(content, dict) or not isinstance(content.get("pairs"), int):
+            raise UserError(
+                f"{path} does not describe demonstrations; delete it and run the same `memcorr collect` again"
+            )
+        return content
 
     def __len__(self) -> int:
         """Number of pairs."""

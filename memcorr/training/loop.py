@@ -242,7 +242,10 @@ def drive(run: Run, validation: Validation) -> None:
     metrics.close()
     if requested:
         log.info(f"stopped after update {run.update} of {run.end}")
-        raise KeyboardInterrupt  # so that whoever called does not go on as if training were done
+        listener = signal.getsignal(requested[0])
+        if callable(listener):  # whoever called may tell SIGTERM from Ctrl-C
+            listener(requested[0], None)
+        raise KeyboardInterrupt  # so that nobody goes on as if training were done
 
 
 def outcome(run: Run, data: Path) -> str:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import colorsys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save
 from tqdm import tqdm
 
 from ...frames import Camera, Frame, look_at
@@ -246,7 +247,7 @@ def practise(scene: str, groups: int, path: Path, seed: int, postures: Array) ->
                 rows[key].append(np.stack(values))
     renderer.close()  # before the next scene makes its own: one GL context at a time
     with written_whole(path) as temporary:
-        save_file({key: np.stack(values) for key, values in rows.items()}, temporary)
+        temporary.write_bytes(save({key: np.stack(values) for key, values in rows.items()}))
 
 
 def render_practice(out: Path, scenes: dict[str, int], seed: int, workers: int) -> list[Path]:
@@ -256,8 +257,9 @@ def render_practice(out: Path, scenes: dict[str, int], seed: int, workers: int) 
         jobs = [(scene, scenes[scene], path) for scene, path in paths.items() if not path.exists()]
         if jobs:
             work = Practising(seed, robot_postures(300, seed))
-            for _ in tqdm(spread(work, jobs, workers), "practice scenes", total=len(jobs), unit="scene"):
-                pass
+            with closing(spread(work, jobs, workers)) as results:
+                for _ in tqdm(results, "practice scenes", total=len(jobs), unit="scene"):
+                    pass
     return list(paths.values())
 
 
