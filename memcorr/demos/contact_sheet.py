@@ -10,7 +10,6 @@ from PIL import Image, ImageDraw, ImageFont
 
 from ..frames import Frame
 from ..runs import written_whole
-from ..spec import TASKS
 from .store import Demonstration, Store
 
 TILE, GAP, HEADER, SIDE = 192, 6, 56, 150
@@ -20,7 +19,7 @@ DEPTH_RANGE = (0.6, 1.8)  # metres shown from light to dark
 
 
 def masked(frame: Frame) -> NDArray[np.uint8]:
-    """RGB with the visible door tinted and everything else faded."""
+    """RGB with the visible object tinted and everything else faded."""
     grey = frame.rgb.mean(axis=2, keepdims=True) * 0.5 + 96
     tinted = 0.45 * frame.rgb + 0.55 * MASK_COLOUR
     return np.where(frame.mask[..., None], tinted, grey).astype(np.uint8)
@@ -34,14 +33,19 @@ def shaded(frame: Frame) -> NDArray[np.uint8]:
 
 
 def moments(demonstration: Demonstration) -> tuple[int, int]:
-    """A frame halfway through the door's motion and the last one."""
-    q = demonstration.door_joint
+    """A frame halfway through the object's motion and the last one."""
+    q = demonstration.joint
     return int(np.argmin(np.abs(q - (q[0] + q[-1]) / 2))), len(q) - 1
 
 
 def write_contact_sheet(store: Store, path: Path) -> Path:
     rows = np.unique(np.linspace(0, len(store) - 1, min(MAX_ROWS, len(store))).round().astype(int))
-    titles = ["shared start", "door mask", "depth", "open: halfway", "open: end", "close: halfway", "close: end"]
+    titles = [
+        "shared start",
+        "mask",
+        "depth",
+        *(f"{task}: {when}" for task in store.tasks for when in ("halfway", "end")),
+    ]
     width = SIDE + len(titles) * (TILE + GAP)
     sheet = Image.new("RGB", (width, HEADER + len(rows) * (TILE + GAP)), "white")
     draw = ImageDraw.Draw(sheet)
@@ -51,14 +55,14 @@ def write_contact_sheet(store: Store, path: Path) -> Path:
         draw.text((x, HEADER - 14), text, fill="black", font=title, anchor="ms")
     for row, pair in enumerate(rows):
         y = HEADER + row * (TILE + GAP)
-        demonstrations = [store.demonstration(int(pair), task) for task in TASKS]
+        demonstrations = [store.demonstration(int(pair), task) for task in store.tasks]
         start = demonstrations[0].frame(0)
         tiles = [start.rgb, masked(start), shaded(start)]
         captions = ["", f"{int(start.mask.sum())} px", f"{start.depth[start.mask].mean():.2f} m"]
         for demonstration in demonstrations:
             ts = moments(demonstration)
             tiles += [frame.rgb for frame in demonstration.frames(ts)]
-            captions += [f"step {t}, {np.degrees(demonstration.door_joint[t]):.0f}°" for t in ts]
+            captions += [f"step {t}, {demonstration.joint[t]:.2f}" for t in ts]
         u = demonstrations[0].u
         draw.multiline_text(
             (12, y + TILE / 2), f"pair {pair}\nu = ({u[0]:.2f}, {u[1]:.2f})", fill="black", font=label, anchor="lm"

@@ -87,10 +87,10 @@ def matching(episodes: Sequence[Episode]) -> Matching:
 
 
 def first_chunk_follows(e: Episode) -> bool:
-    return e.first_chunk_direction == e.shown.supplied(e.task)
+    return e.first_chunk_direction == e.shown.supplied(e.task, e.world)
 
 
 def door_follows(e: Episode) -> bool:
     """Whether the door ended on the supplied reference's side of its start."""
     moved = e.final_joint - SPEC.door_start
-    return moved < -MOVED if e.shown.supplied(e.task) == "open" else moved > MOVED
+    return moved < -MOVED if e.shown.supplied(e.task, e.world) == "open" else moved > MOVED
