@@ -67,7 +67,6 @@ class Spec:
     min_valid: int = 4  # fewer valid points than this empty the whole condition
     cache_rows: int = 10_000
     cache_seed: int = 43001
-    residual_limit_mm: float = 20.034  # longer residuals are not resampled: the 95th percentile of the paper's cache
 
     # Policy
     chunk: int = 16  # predicted actions

@@ -43,12 +43,23 @@ def random_vector(world: str, task: Task, place: Array) -> Array:
 
 def stock_env(world: World, scene: Scene, task: Task) -> Any:
     """The stock environment of `task` in the state that `world.reset(scene)` gives ours."""
+    env = make(world, task)
+    begin(env, world, scene, task)
+    return env
+
+
+def make(world: World, task: Task) -> Any:
     name = NAMES[world.pair.name][task]
     module = import_module(f"metaworld.envs.sawyer_{name}_v3")
     env = getattr(module, f"Sawyer{name.title().replace('_', '')}EnvV3")()
     env._set_task_called = True
     env._freeze_rand_vec = True
     env._partially_observable = False
+    return env
+
+
+def begin(env: Any, world: World, scene: Scene, task: Task) -> None:
+    """Both worlds at the start of `scene`."""
     world.reset(scene)
     env._last_rand_vec = random_vector(world.pair.name, task, world.place)
     env.hand_init_pos = np.array(world.pair.hand)
@@ -57,7 +68,6 @@ def stock_env(world: World, scene: Scene, task: Task) -> Any:
         env.model.body(body).pos[:] = world.model.body(body).pos
     env.data.mocap_pos[0], env.data.mocap_quat[0] = world.data.mocap_pos[0], MOCAP_QUAT
     follow(env, world)
-    return env
 
 
 def follow(env: Any, world: World) -> None:

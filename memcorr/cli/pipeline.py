@@ -226,7 +226,7 @@ def reproduce(
     """Collect, match, train, evaluate and report in order; the same command continues.
 
     Args:
-        tier: smoke runs every verb in minutes; cpu trains one seed of the main policy and two baselines;
+        tier: smoke runs every verb in minutes; cpu trains one seed of five policies;
             full is the whole paper.
         out: Folder for everything that is made.
         matcher: embedded, romav2 or flow.

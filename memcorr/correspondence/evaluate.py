@@ -35,7 +35,7 @@ def wide_scenes(seed: int) -> list[Scene]:
 
 
 SETTINGS = {
-    "validation": lambda seed: evaluation_scenes("validation", 0),
+    "validation": lambda seed: evaluation_scenes("validation", seed),
     "boundary": lambda seed: evaluation_scenes("boundary", seed),
     "extreme": lambda seed: evaluation_scenes("extreme", seed),
     "camera": lambda seed: evaluation_scenes("camera", seed),

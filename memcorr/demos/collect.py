@@ -173,7 +173,8 @@ def describe(store: Store) -> str:
     cosine = np.mean([first_chunk_cosine(store, pair) for pair in range(len(store))])
     displacement = np.concatenate([d.action[:, :3] for d in store.demonstrations(range(len(store)))])
     saturated = np.mean(np.abs(displacement) >= 0.999)
+    count = "1 pair starts" if len(store) == 1 else f"{len(store)} pairs start"
     return (
-        f"{len(store)} pairs start from bit-equal states and images; first-chunk cosine {'/'.join(store.tasks)} "
+        f"{count} from bit-equal states and images; first-chunk cosine {'/'.join(store.tasks)} "
         f"{cosine:+.2f}; displacement components at +-1: {100 * saturated:.2f} %"
     )

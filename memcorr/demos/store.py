@@ -97,7 +97,7 @@ def read_demonstration(path: str | Path) -> Demonstration:
                 path,
                 int(f.attrs["pair"]),
                 f.attrs["task"],
-                tuple(f.attrs["u"]),
+                (float(f.attrs["u"][0]), float(f.attrs["u"][1])),
                 joint=f[JOINT][:],
                 object_pose=pose,
                 world=f.attrs.get("world", DOOR),

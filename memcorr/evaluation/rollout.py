@@ -46,8 +46,8 @@ class Decision:
     replan: int  # 0 for the first chunk
     elapsed: int  # e_k, environment steps executed so far
     frame: Frame | None  # None if the controller said that it does not look
-    robot_state: Array  # s (9), known without looking
     T_world_object: Array  # simulator truth: for ground-truth relations and diagnostics only
+    robot_state: Array  # s (9), known without looking
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def _look(
 ) -> Decision:
     with watch("render"):
         frame = degraded(world.observe(), job.scene, elapsed, late_mask) if controller.looks else None
-    return Decision(job, replan, elapsed, frame, world.robot_state, world.T_world_object)
+    return Decision(job, replan, elapsed, frame, world.T_world_object, world.robot_state)
 
 
 def execute(world: World, lane: Lane, answer: Answer) -> None:

@@ -65,7 +65,7 @@ def _astray(world: World, grip: Grip, hand: Array) -> float:
     offset = hand - contact
     ahead = float(offset @ along)
     beside = float(np.linalg.norm((offset - ahead * along)[:2]))
-    return max(smoothstep(ahead, *grip.astray), smoothstep(beside, *grip.astray))
+    return max(smoothstep(ahead, *grip.beyond), smoothstep(beside, *grip.beside))
 
 
 def _any(world: World, grip: Grip, hand: Array) -> Array:

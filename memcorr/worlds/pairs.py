@@ -47,10 +47,11 @@ class Grip:
     lower: Band = (0.5, 0.9)  # share of the drop at which the push begins, is full
     slope: Vector | None = None  # world-aligned waypoints that move by so much per unit of joint, not with the body
     engage: Band | None = None  # distance still to go to the contact: the push waits until the hand is there
-    astray: Band = (0.035, 0.06)  # distance beyond the contact, or beside the corridor, from which the hand starts over
+    beyond: Band = (0.015, 0.03)  # distance past the contact at which a low hand starts over
+    beside: Band = (0.035, 0.06)  # the same beside the line through approach and contact
     risen: Band = (0.05, 0.02)  # below the hovering height: where a hand that starts over begins to move across, does
-    bar: float = np.inf  # how far behind the place, seen along the push, the hand can still come down
-    drag: float = 0.0  # how far beyond the contact the hand still moves the object: it stands on it and drags it along
+    bar: float = np.inf  # how far behind the place, looking along the push, the hand can still come down
+    drag: float = 0.0  # how far past the contact the hand stands on the object and drags it by friction
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,9 @@ _DOOR = Pair(
         "close": Flag("geom:handle", SPEC.success_radius, target_offset=(0.2, -0.2, 0.0)),
     },
     grips={
-        "open": Grip((0.28, 0.11, 0.04), (0.28, 0.045, 0.04), -1.6, 0.35, hover=0.36, funnel=(0.02, 0.07)),
+        "open": Grip(
+            (0.28, 0.11, 0.04), (0.28, 0.045, 0.04), -1.6, 0.35, hover=0.36, funnel=(0.02, 0.07), risen=(0.085, 0.06)
+        ),
         "close": Grip((0.24, -0.12, 0.04), (0.24, -0.065, 0.04), -0.06, 0.35, hover=0.36, funnel=(0.02, 0.07)),
     },
     neutral=(-1.383, -0.178),
@@ -144,8 +147,8 @@ _DRAWER = Pair(
         "close": Flag("body:drawer_link", 0.065, (0.0, -0.16, 0.05), target_offset=(0.0, -0.16, 0.09)),
     },
     grips={
-        "open": Grip((0.0, -0.1205, 0.01), (0.0, -0.128, 0.01), -0.17, 0.06, astray=(0.012, 0.02)),
-        "close": Grip((0.0, -0.25, 0.01), (0.0, -0.182, 0.01), -0.01, 0.06, astray=(0.014, 0.022)),
+        "open": Grip((0.0, -0.1205, 0.01), (0.0, -0.128, 0.01), -0.17, 0.06, beyond=(0.012, 0.02)),
+        "close": Grip((0.0, -0.25, 0.01), (0.0, -0.182, 0.01), -0.01, 0.06, beyond=(0.014, 0.022)),
     },
     neutral=(-0.160, -0.0315),
     hand=(0.0, 0.575, 0.25),
@@ -232,7 +235,7 @@ _LOCK = Pair(
             0.5,
             hover=0.30,
             slope=(-0.055, 0.0, 0.0),
-            astray=(0.01, 0.02),
+            beyond=(0.01, 0.02),
         ),
     },
     neutral=(0.377, 1.197),
@@ -308,9 +311,9 @@ _PLATE = Pair(
             0.03,
             0.06,
             funnel=(0.02, 0.07),
-            lower=(0.7, 0.96),
+            lower=(0.7, 0.92),
             bar=0.168,
-            drag=0.10,
+            drag=0.12,
         ),
     },
     neutral=(0.070, 0.232),
@@ -333,16 +336,24 @@ _PLATE_SIDE = replace(
         "back": Flag("geom:puck", 0.07, target_offset=(0.1, 0.0, 0.015)),
     },
     grips={
-        "slide": Grip((0.11, 0.0, 0.04), (0.066, 0.0, 0.04), -0.2, 0.075, funnel=(0.02, 0.07), lower=(0.7, 0.96), risen=(0.14, 0.10)),
+        "slide": Grip(
+            (0.11, 0.0, 0.04),
+            (0.066, 0.0, 0.04),
+            -0.2,
+            0.075,
+            funnel=(0.02, 0.07),
+            lower=(0.7, 0.96),
+            risen=(0.14, 0.10),
+        ),
         "back": Grip(
             (-0.088, 0.0, 0.04),
             (-0.066, 0.0, 0.04),
             0.1,
             0.06,
             funnel=(0.02, 0.07),
-            lower=(0.7, 0.96),
+            lower=(0.7, 0.92),
             bar=0.118,
-            drag=0.10,
+            drag=0.12,
         ),
     },
     neutral=(-0.182, 0.031),
@@ -363,9 +374,19 @@ _COFFEE = Pair(
         "push": Flag("body:obj", 0.07),
         "pull": Flag("body:obj", 0.07, target_offset=(0.0, -0.20, 0.0)),
     },
+    # "push" goes only just past its flag: a mug set back from further on has its middle behind the finger and is
+    # thrown aside by the simulator.
     grips={
         "push": Grip((0.0, -0.10, 0.07), (0.0, -0.051, 0.07), -0.06, 0.05, funnel=(0.02, 0.07), lower=(0.7, 0.96)),
-        "pull": Grip((0.0, 0.057, 0.07), (0.0, 0.041, 0.07), -0.165, 0.05, funnel=(0.02, 0.07), lower=(0.7, 0.96)),
+        "pull": Grip(
+            (0.0, 0.057, 0.07),
+            (0.0, 0.041, 0.07),
+            -0.165,
+            0.05,
+            funnel=(0.02, 0.07),
+            lower=(0.7, 0.96),
+            beyond=(0.009, 0.015),
+        ),
     },
     neutral=(-0.13, -0.07),
     hand=(0.0, 0.64, 0.25),

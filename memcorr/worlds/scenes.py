@@ -25,7 +25,7 @@ SCENE_COUNTS: dict[TestSet, int] = {
     "extreme": SPEC.shifted_scenes,
     "camera": SPEC.shifted_scenes,
     "combined": SPEC.shifted_scenes,
-    "disturbed": 4 * 15,
+    "disturbed": 192,  # twelve of each kind
 }
 
 
@@ -46,6 +46,7 @@ class Scene:
 
 # One after the other in the condition "disturbed": what moves the object, the hand or the controls, then the sensors.
 SUITE = (
+    "",  # nothing, to compare with
     *("start=0.2", "start=0.8", "set-back", "bump", "shift", "action-noise", "delay"),
     *("depth-noise", "depth-holes", "mask-erode", "mask-dilate", "mask-late", "extrinsics", "azimuth", "elevation"),
 )
@@ -100,6 +101,7 @@ def evaluation_scenes(condition: TestSet, seed: int = 0, count: int | None = Non
             azimuth = SPEC.camera_shift_deg * (-1) ** (i // 4 + i)
         scene = Scene(condition, i, seed, (float(u[0]), float(u[1])), azimuth, world=world)
         if condition == "disturbed":
-            scene = disturb(scene, Disturbance.parse(SUITE[i % len(SUITE)]))
+            kind = SUITE[i % len(SUITE)]
+            scene = disturb(scene, Disturbance.parse(kind)) if kind else scene
         scenes.append(scene)
     return scenes
