@@ -32,12 +32,16 @@ def collect(
         workers: Processes. The files are the same for any number.
     """
     from ..demos.collect import collect, usual_store
+    from ..demos.contact_sheet import write_gallery
+    from ..demos.store import Store
 
     if world != "all":
         collect(out or usual_store(world), pairs, seed, workers, world)
         return
+    root = out or Path("data/worlds")
     for name in WORLD_TASKS:
-        collect((out or Path("data/worlds")) / name, pairs, seed, workers, name)
+        collect(root / name, pairs, seed, workers, name)
+    print(f"wrote {write_gallery([Store.open(root / name) for name in WORLD_TASKS], root / 'gallery.png')}")
 
 
 @verb(app)

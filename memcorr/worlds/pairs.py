@@ -295,6 +295,8 @@ _PLATE = Pair(
         "slide": Flag("geom:puck", 0.07, target_offset=(0.0, 0.30, 0.0)),
         "back": Flag("geom:puck", 0.07, target_offset=(0.0, 0.0, 0.015)),
     },
+    # The net's bar keeps the palm before it, so a plate deep in the net is out of reach from behind: "back" comes
+    # down on top of it and drags it out.
     grips={
         "slide": Grip(
             (0.0, -0.12, 0.04),

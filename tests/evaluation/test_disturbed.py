@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from memcorr.correspondence.matches import transform
 from memcorr.demos.collect import collect
 from memcorr.demos.store import Store
 from memcorr.errors import UserError
-from memcorr.evaluation import evaluate as module
-from memcorr.evaluation.episodes import EPISODES, Episode, read_episodes
-from memcorr.evaluation.evaluate import evaluate
+from memcorr.evaluation.evaluate import evaluate, list_jobs
 from memcorr.evaluation.intervention import Intervention
+from memcorr.evaluation.rollout import Answer, Decision, roll_out
 from memcorr.evaluation.sensors import degraded
 from memcorr.frames import Frame
+from memcorr.policy.policy import Plan
+from memcorr.spec import SPEC
+from memcorr.training.dataset import load_dataset
 from memcorr.worlds.disturbances import KINDS, Disturbance
+from memcorr.worlds.pairs import find_pair
 from memcorr.worlds.scenes import Scene, disturb, evaluation_scenes
 from memcorr.worlds.world import World
 
 SET_BACK = [Disturbance.parse("set-back")]
-
-
-def rows_of(folder: Path) -> list[Episode]:
-    return [dataclasses.replace(e, seconds=0.0) for e in read_episodes(folder / EPISODES)]
 
 
 def test_replay_plays_the_reference_and_never_looks_again(store: Store, tmp_path: Path) -> None:
@@ -42,22 +43,30 @@ def test_replay_plays_the_reference_and_never_looks_again(store: Store, tmp_path
         evaluate("replay", tmp_path, shown=Intervention(reference="empty"), data=store.root)
 
 
-def test_disturbed_rows_do_not_depend_on_their_company(
-    checkpoints: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Base moved, hand pushed, masks late: in lanes side by side or one by one, the same rows."""
-    wrong = [Disturbance.parse(text) for text in ("shift", "bump", "mask-late", "depth-noise", "action-noise")]
+class Reacts:
+    """Moves by what it sees, so that whatever is seen differently is done differently."""
+
+    looks = True
+
+    def decide(self, decisions: Sequence[Decision]) -> list[Answer]:
+        answers = []
+        for decision in decisions:
+            frame = decision.frame
+            assert frame is not None
+            numbers = [frame.mask.mean() * 50, frame.depth.mean() / 5, frame.camera.T_world_cam[0, 3], 0.2]
+            answers.append(Answer(Plan(np.tile(np.sin(np.array(numbers) * 7), (SPEC.chunk, 1)))))
+        return answers
+
+
+def test_disturbed_rollouts_do_not_depend_on_their_company(world: World) -> None:
+    """Base moved, hand pushed, masks late, depth noisy: in lanes side by side or one by one, the same outcome."""
+    wrong = [Disturbance.parse(t) for t in ("shift", "bump", "mask-late", "depth-noise", "action-noise", "extrinsics")]
+    jobs = list_jobs(["disturbed"], 0, scenes=[0, 5], disturbances=wrong)
+    results = []
     for lanes in (4, 1):
-        monkeypatch.setattr(module, "LANES", lanes)
-        evaluate(
-            checkpoints["visual-transformer"],
-            tmp_path / str(lanes),
-            conditions=["disturbed"],
-            scenes=[0, 5],
-            disturbances=wrong,
-        )
-    assert rows_of(tmp_path / "4") == rows_of(tmp_path / "1")
-    assert {row.disturbance for row in rows_of(tmp_path / "4")} == {"+".join(map(str, wrong))}
+        found = dict(roll_out(world, Reacts(), iter(jobs), lanes))
+        results.append([dataclasses.replace(found[job], seconds=0.0) for job in jobs])
+    assert results[0] == results[1] and len({o.final_joint for o in results[0]}) > 1
 
 
 def test_another_world_from_recording_to_rows(checkpoints: dict[str, str], tmp_path: Path) -> None:
@@ -66,6 +75,9 @@ def test_another_world_from_recording_to_rows(checkpoints: dict[str, str], tmp_p
     collect(drawer, pairs=1, workers=1, world="drawer")
     store = Store.open(drawer)
     assert (store.world, store.demonstration(0, "close").world) == ("drawer", "drawer")
+    dataset = load_dataset(store, range(1), "elapsed", images=False)
+    first = dataset.ground_truth(np.array([0]))
+    assert np.allclose(first.p_ref, transform(dataset.object_pose[:1, 0], find_pair("drawer").points))
     rows = evaluate(
         checkpoints["memcorr"],
         tmp_path,
