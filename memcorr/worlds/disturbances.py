@@ -30,7 +30,7 @@ class Kind:
 
 KINDS: dict[str, Kind] = {
     "start": Kind(0.2, 1.0, "the joint starts at this share of its neutral range, 0 beside the second task's goal"),
-    "set-back": Kind(0.5, 1.0, "the object is set back to its start when it is this share of the way to a goal"),
+    "set-back": Kind(0.5, 1.0, "the object is set back to its start once it is this share of the way to being done"),
     "bump": Kind(0.05, 0.2, "the hand is pushed by so many metres in mid-episode"),
     "shift": Kind(0.03, 0.1, "the object's base is moved by so many metres in mid-episode"),
     "action-noise": Kind(0.3, 2.0, "Gaussian noise of this deviation on every displacement, in units of action"),
@@ -90,7 +90,7 @@ class Events:
 
     def after(self, world: World, step: int) -> None:
         """Called when `step` control steps have been done."""
-        if "set-back" in self.sizes and not self.set_back_done and abs(world.progress) >= self.sizes["set-back"]:
+        if "set-back" in self.sizes and not self.set_back_done and world.pair.done(world.joint) >= self.sizes["set-back"]:
             self.set_back_done = True
             world.set_joint(world.pair.start)
         if "bump" in self.sizes:

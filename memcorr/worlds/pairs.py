@@ -92,6 +92,11 @@ class Pair:
         moved = q - self.start
         return moved / first if moved * first > 0 else -moved / second
 
+    def done(self, q: float) -> float:
+        """0 at the start, 1 where a flag becomes true, whichever is nearer in the direction moved."""
+        low, high = self.neutral
+        return (q - self.start) / ((high if q > self.start else low) - self.start)
+
     def start_at(self, share: float) -> float:
         """The joint at a share of the neutral range: 0 next to the second task's goal, 1 next to the first's."""
         low, high = self.neutral
@@ -171,7 +176,7 @@ _WINDOW = Pair(
         "close": Flag("site:handleCloseStart", 0.05, axis=0),
     },
     grips={
-        "open": Grip((-0.10, -0.09, 0.03), (-0.037, -0.09, 0.03), 0.2, 0.06, hover=0.32),
+        "open": Grip((-0.10, -0.09, 0.03), (-0.037, -0.09, 0.03), 0.2, 0.06, hover=0.32, beyond=(0.008, 0.015)),
         "close": Grip((0.072, -0.09, 0.03), (0.009, -0.09, 0.03), 0.01, 0.06, hover=0.32),
     },
     neutral=(0.04, 0.19),
