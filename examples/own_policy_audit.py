@@ -38,7 +38,7 @@ class TapeRecorder:
     def decide(self, decisions: Sequence[Decision]) -> list[Answer]:
         answers = []
         for decision in decisions:
-            tape = self.tapes[self.always or self.shown.supplied(decision.job.task)].action
+            tape = self.tapes[self.always or self.shown.supplied(decision.job.task, decision.job.scene.world)].action
             steps = np.minimum(decision.elapsed + np.arange(SPEC.chunk), len(tape) - 1)
             answers.append(Answer(Plan(tape[steps])))
         return answers

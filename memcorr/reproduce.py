@@ -1,7 +1,7 @@
 """`memcorr reproduce`: all verbs in order, resumable, with its expected cost printed first.
 
 smoke   every verb on two pairs and tiny training: does the whole path work here?
-cpu     one seed of MemCorr-DP, of its standard objective and of the two visual policies, and all they are asked
+cpu     one seed of MemCorr-DP as ours and as published, of its standard objective and of the two visual policies
 full    three seeds of all seven experiments and every intervention of the paper
 
 Each policy is evaluated as soon as it is trained, and the report is written anew after each.

@@ -14,19 +14,35 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-Task = Literal["open", "close"]
-TASKS: tuple[Task, Task] = ("open", "close")
+# The paper's world is the door; the others are ours. Each has two tasks that undo each other.
+Task = str
+DOOR = "door"
+WORLD_TASKS: dict[str, tuple[Task, Task]] = {
+    DOOR: ("open", "close"),
+    "drawer": ("open", "close"),
+    "window": ("open", "close"),
+    "faucet": ("open", "close"),
+    "lock": ("unlock", "lock"),
+    "handle": ("pull", "press"),
+    "handle-side": ("pull", "press"),
+    "plate": ("slide", "back"),
+    "plate-side": ("slide", "back"),
+    "coffee": ("push", "pull"),
+}
+TASKS = WORLD_TASKS[DOOR]
 
 # "Training and test distributions"; the command line calls them conditions.
-TestSet = Literal["validation", "boundary", "extreme", "camera", "combined"]
+TestSet = Literal["validation", "boundary", "extreme", "camera", "combined", "disturbed"]
 TEST_SETS: tuple[TestSet, ...] = get_args(TestSet)
 
 DepthSampling = Literal["object", "bilinear"]
 Band = tuple[float, float]
 
 
-def opposite(task: Task) -> Task:
-    return "close" if task == "open" else "open"
+def opposite(task: Task, world: str = DOOR) -> Task:
+    """The other task of the world."""
+    first, second = WORLD_TASKS[world]
+    return second if task == first else first
 
 
 @dataclass(frozen=True)
@@ -51,7 +67,6 @@ class Spec:
     min_valid: int = 4  # fewer valid points than this empty the whole condition
     cache_rows: int = 10_000
     cache_seed: int = 43001
-    residual_limit_mm: float = 20.034  # longer residuals are not resampled: the 95th percentile of the paper's cache
 
     # Policy
     chunk: int = 16  # predicted actions

@@ -11,11 +11,13 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib import import_module
 
 import numpy as np
 
 from ..errors import UserError
+from ..spec import DOOR, SPEC, WORLD_TASKS
 
 log = logging.getLogger(__name__)
 
@@ -40,16 +42,15 @@ class Result:
     ratio: float
 
 
-def observe() -> Case:
+def observe(name: str = DOOR) -> Case:
     """One observation (RGB, depth, mask) against three passes of the stock renderer."""
-    from ..spec import SPEC
     from ..worlds.gl import mujoco
     from ..worlds.scenes import demonstration_scenes
     from ..worlds.world import CAMERA_NAME, World, build_model
 
-    scene = demonstration_scenes()[0]
-    world, stock_world = World(), World()
-    stock_world.model = build_model()  # untouched by our renderer's settings
+    scene = demonstration_scenes(world=name)[0]
+    world, stock_world = World(name), World(name)
+    stock_world.model = build_model(world.pair.scene)  # untouched by our renderer's settings
     for w in (world, stock_world):
         w.reset(scene)
     stock = mujoco.Renderer(stock_world.model, SPEC.image_size, SPEC.image_size)
@@ -66,19 +67,19 @@ def observe() -> Case:
     return Case(world.observe, three_passes, "three passes of mujoco.Renderer, stock settings")
 
 
-def step() -> Case:
+def step(name: str = DOOR) -> Case:
     """One control step against Meta-World's own."""
     from ..worlds.scenes import demonstration_scenes
-    from ..worlds.stock import stock_env
     from ..worlds.world import World
+    from .stock import stock_env
 
-    world = World()
-    world.reset(demonstration_scenes()[0])
-    env = stock_env("open", demonstration_scenes()[0])
+    world, scene = World(name), demonstration_scenes(world=name)[0]
+    env = stock_env(world, scene, world.pair.tasks[0])
+    world.reset(scene)
     env.max_path_length = 10**9
-    rng = np.random.default_rng(0)
-    action = rng.uniform(-0.3, 0.3, 4)
-    return Case(lambda: world.step(action), lambda: env.step(action), "Meta-World's SawyerDoorEnvV3.step", rounds=1000)
+    action = np.random.default_rng(0).uniform(-0.3, 0.3, 4)
+    theirs = f"Meta-World's {type(env).__name__}.step"
+    return Case(lambda: world.step(action), lambda: env.step(action), theirs, rounds=1000)
 
 
 def match() -> Case:
@@ -116,6 +117,8 @@ def in_module(module: str, name: str) -> Callable[[], Case]:
 CASES: dict[str, Callable[[], Case]] = {
     "observe": observe,
     "step": step,
+    **{f"observe-{name}": partial(observe, name) for name in WORLD_TASKS if name != DOOR},
+    **{f"step-{name}": partial(step, name) for name in WORLD_TASKS if name != DOOR},
     "match": match,
     "train-step": in_module("networks", "train-step"),
     "sample-1": in_module("networks", "sample-1"),

@@ -9,23 +9,39 @@ import tyro
 
 from ..errors import UserError
 from ..runs import CORES
-from ..spec import TASKS, DepthSampling, Task, TestSet
+from ..spec import DOOR, WORLD_TASKS, DepthSampling, Task, TestSet
 from .options import Count, Processes, Seed, Speed, Whole, app, verb
 
 
 @verb(app)
-def collect(out: Path = Path("data/demos"), pairs: Count = 100, seed: Seed = 0, workers: Processes = CORES) -> None:
+def collect(
+    world: str = DOOR,
+    out: Path | None = None,
+    pairs: Count = 100,
+    seed: Seed = 0,
+    workers: Processes = CORES,
+) -> None:
     """Record the paired demonstrations; the same command again continues an interrupted run.
 
     Args:
-        out: Folder of the store; made if missing.
+        world: One of the ten worlds, or all of them.
+        out: Folder of the store; data/demos for the door, data/worlds/WORLD for another. With --world all, the
+            folder that holds one store each; data/worlds.
         pairs: Paired configurations to record, the first ones of the hypercube of 100.
         seed: Draws the configurations; the paper's set is seed 0.
         workers: Processes. The files are the same for any number.
     """
-    from ..demos.collect import collect
+    from ..demos.collect import collect, usual_store
+    from ..demos.contact_sheet import write_gallery
+    from ..demos.store import Store
 
-    collect(out, pairs, seed, workers)
+    if world != "all":
+        collect(out or usual_store(world), pairs, seed, workers, world)
+        return
+    root = out or Path("data/worlds")
+    for name in WORLD_TASKS:
+        collect(root / name, pairs, seed, workers, name)
+    print(f"wrote {write_gallery([Store.open(root / name) for name in WORLD_TASKS], root / 'gallery.png')}")
 
 
 @verb(app)
@@ -116,7 +132,9 @@ def evaluate(
     permute_pairs: bool = False,
     scene_seed: Seed = 0,
     scenes: tuple[Seed, ...] = (),
-    tasks: tuple[Task, ...] = TASKS,
+    tasks: tuple[Task, ...] = (),
+    world: str = DOOR,
+    disturb: tuple[str, ...] = (),
     depth_sampling: DepthSampling = "object",
     data: Path | None = None,
     out: Path = Path("runs/evaluation"),
@@ -126,8 +144,8 @@ def evaluate(
     """Roll a policy out in closed loop; rows are added to OUT/episodes.jsonl, those already there are kept.
 
     Args:
-        policy: Folder of a run (its stage-one folder for stage one), shipped, expert or zeros.
-        condition: validation, boundary, extreme, camera, combined; one or several.
+        policy: Folder of a run (its stage-one folder for stage one), shipped, expert, zeros, replay or replay-truth.
+        condition: validation, boundary, extreme, camera, combined, disturbed; one or several.
         reference: What the policy is shown: the same task, nothing, or the opposite task (for a visual
             policy: the task code, no condition, or the opposite code). Success is judged by the original task.
         matcher: embedded, romav2, flow or ground-truth.
@@ -136,7 +154,12 @@ def evaluate(
         permute_pairs: Exchange the partners of the matched points.
         scene_seed: Draws fresh scenes of the same condition; the fixed sets are seed 0.
         scenes: Numbers of single scenes; all if none is given.
-        tasks: open, close or both.
+        tasks: The world's tasks (the door's are open and close); both if none is given.
+        world: One of the ten worlds, or all of them.
+        disturb: What goes wrong, KIND or KIND=SIZE: start (0.2), set-back, bump (0.05 m), shift (0.03 m),
+            action-noise (0.3), delay (3 steps), depth-noise (1), depth-holes (0.1), mask-erode (1 px),
+            mask-dilate (2 px), mask-late (3 steps), extrinsics (1: 1 degree and 5 mm), azimuth (20 degrees),
+            elevation (10 degrees). The condition "disturbed" takes them one after the other.
         depth_sampling: As in `memcorr match`.
         data: Demonstrations; pair 0 holds the references. If not given: data/demos, or, where that does not
             exist, a folder in OUT into which the references are recorded first.
@@ -147,26 +170,31 @@ def evaluate(
     from ..demos.collect import find_references
     from ..evaluation.evaluate import evaluate, summary
     from ..evaluation.intervention import Intervention
+    from ..worlds.disturbances import Disturbance
 
     pairing: Literal["kept", "permuted"] = "permuted" if permute_pairs else "kept"
     shown = Intervention(reference, matcher, phase_offset, phase_speed, pairing, depth_sampling)
-    rows = evaluate(
-        policy,
-        out,
-        conditions=cast(tuple[TestSet, ...], condition),  # checked where the scenes are drawn
-        shown=shown,
-        tasks=tasks,
-        scene_seed=scene_seed,
-        scenes=scenes,
-        data=data,
-        workers=workers,
-    )
-    print(summary(rows))
+    wrong = [Disturbance.parse(text) for text in disturb]
+    for name in WORLD_TASKS if world == "all" else (world,):
+        rows = evaluate(
+            policy,
+            out,
+            conditions=cast(tuple[TestSet, ...], condition),  # checked where the scenes are drawn
+            shown=shown,
+            tasks=tasks,
+            world=name,
+            disturbances=wrong,
+            scene_seed=scene_seed,
+            scenes=scenes,
+            data=data,
+            workers=workers,
+        )
+        print(f"{name}\n{summary(rows)}" if world == "all" else summary(rows))
     if video:
         from ..show.story import watch
         from ..show.video import write_video
 
-        print(f"wrote {write_video(watch(policy, shown, rows[0], data or find_references(out)), out)}")
+        print(f"wrote {write_video(watch(policy, shown, rows[0], data or find_references(out, rows[0].world)), out)}")
     print(f"{len(rows)} rollouts in {out / 'episodes.jsonl'}; next: memcorr report {out}")
 
 
@@ -202,7 +230,7 @@ def reproduce(
     """Collect, match, train, evaluate and report in order; the same command continues.
 
     Args:
-        tier: smoke runs every verb in minutes; cpu trains one seed of the main policy and two baselines;
+        tier: smoke runs every verb in minutes; cpu trains one seed of five policies;
             full is the whole paper.
         out: Folder for everything that is made.
         matcher: embedded, romav2 or flow.

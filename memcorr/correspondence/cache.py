@@ -80,7 +80,7 @@ def match_demonstration(
     sampling: DepthSampling,
 ) -> dict[str, NDArray]:
     """The cache rows of one query demonstration."""
-    frames = closest_frames(query.door_joint[anchors], anchors, reference.door_joint, tie_break)
+    frames = closest_frames(query.joint[anchors], anchors, reference.joint, tie_break)
     unique, of_row = np.unique(frames, return_inverse=True)
     prepared = prepare_references(matcher, reference.frames(unique))
     matches = match_frames(matcher, [prepared[k] for k in of_row], query.frames(anchors), sampling)
@@ -128,7 +128,7 @@ class Matching:
         with threads(1):
             matcher = load_matcher(self.matcher)
             for d, anchors, path in jobs:
-                query = self.store.demonstration(d // len(TASKS), TASKS[d % len(TASKS)])
+                query = self.store.demonstration(d // len(TASKS), self.store.tasks[d % len(TASKS)])
                 reference = self.store.demonstration(training_reference(query.pair, self.settings["pairs"]), query.task)
                 how = self.settings["tie_break"], self.settings["depth_sampling"]
                 rows = match_demonstration(matcher, query, reference, anchors, *how)

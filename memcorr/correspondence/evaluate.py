@@ -35,7 +35,7 @@ def wide_scenes(seed: int) -> list[Scene]:
 
 
 SETTINGS = {
-    "validation": lambda seed: evaluation_scenes("validation", 0),
+    "validation": lambda seed: evaluation_scenes("validation", seed),
     "boundary": lambda seed: evaluation_scenes("boundary", seed),
     "extreme": lambda seed: evaluation_scenes("extreme", seed),
     "camera": lambda seed: evaluation_scenes("camera", seed),
@@ -49,7 +49,7 @@ SETTINGS = {
 @dataclass(frozen=True)
 class View:
     frame: Frame
-    T_world_door: Array
+    T_world_object: Array
 
 
 def views(world: World, scene: Scene, task: Task, every: int) -> Iterator[View]:
@@ -57,7 +57,7 @@ def views(world: World, scene: Scene, task: Task, every: int) -> Iterator[View]:
     world.reset(scene)
     for t in range(SPEC.episode_steps):
         if t % every == 0:
-            yield View(world.observe(), world.T_world_door)
+            yield View(world.observe(), world.T_world_object)
         if every > 1 and world.success(task):
             return
         world.step(act(world, task))
@@ -89,8 +89,8 @@ def evaluate(
                     (prepared[task, j],) = prepare_references(matcher, [references[task][j].frame])
                 frames.append(view.frame)
                 encoded.append(prepared[task, j])
-                ref_poses.append(references[task][j].T_world_door)
-                live_poses.append(view.T_world_door)
+                ref_poses.append(references[task][j].T_world_object)
+                live_poses.append(view.T_world_object)
     matches = match_frames(matcher, encoded, frames, sampling)
     residual = residuals(matches, np.stack(ref_poses), np.stack(live_poses))
     error = 1e3 * np.linalg.norm(residual, axis=-1)

@@ -87,7 +87,7 @@ def draw_matches(cache: Cache, store: Store, path: Path) -> None:
 
 def _draw_row(left: plt.Axes, right: plt.Axes, cache: Cache, store: Store, row: int, error: NDArray, name: str) -> None:
     d, j = int(cache.demonstration[row]), int(cache.reference_frame[row])
-    query = store.demonstration(d // 2, TASKS[d % len(TASKS)])
+    query = store.demonstration(d // 2, store.tasks[d % len(TASKS)])
     reference = store.demonstration(training_reference(d // 2, int(cache.demonstration.max()) // 2 + 1), query.task)
     frames = reference.frame(j), query.frame(int(cache.anchor[row]))
     valid = cache.matches.valid[row]

@@ -18,12 +18,13 @@ from tqdm import tqdm
 
 from ..errors import UserError
 from ..runs import CORES, claimed, spread, write_json
-from ..spec import SPEC, TASKS, Task
+from ..spec import DOOR, SPEC, Task
 from ..worlds.expert import act
+from ..worlds.pairs import find_pair
 from ..worlds.scenes import Scene, demonstration_scenes
 from ..worlds.world import World, shared_world
 from .contact_sheet import write_contact_sheet
-from .store import LAYOUT, Store, demonstration_path, write_demonstration
+from .store import LAYOUT, Store, demonstration_path, find_demonstration, write_demonstration
 
 log = logging.getLogger(__name__)
 
@@ -55,20 +56,20 @@ def judge(flags: list[bool]) -> Outcome:
 
 def record(root: Path, scene: Scene, task: Task) -> Outcome:
     """One demonstration, from reset to disk. Runs in a worker process."""
-    world = shared_world()
+    world = shared_world(scene.world)
     world.reset(scene)
     frames, actions, joints, poses, flags = [], [], [], [], []
     for _ in range(SPEC.episode_steps):
         action = act(world, task)
         frames.append(world.observe())
         actions.append(action)
-        joints.append(world.door_joint)
-        poses.append(world.T_world_door)
+        joints.append(world.joint)
+        poses.append(world.T_world_object)
         world.step(action)
         flags.append(world.success(task))
     outcome = judge(flags)
     if not outcome.held:
-        raise RuntimeError(f"the expert did not {task} and hold the door of pair {scene.index}")
+        raise RuntimeError(f"the expert did not {task} and hold the {scene.world} of pair {scene.index}")
     write_demonstration(
         demonstration_path(root, scene.index, task),
         frames,
@@ -78,6 +79,7 @@ def record(root: Path, scene: Scene, task: Task) -> Outcome:
         pair=scene.index,
         task=task,
         u=scene.u,
+        world=scene.world,
     )
     return outcome
 
@@ -92,14 +94,14 @@ class Recording:
         return (record(self.root, scene, task) for scene, task in jobs)
 
 
-def prepare(root: Path, pairs: int, seed: int) -> list[tuple[Scene, Task]]:
+def prepare(root: Path, pairs: int, seed: int, world: str) -> list[tuple[Scene, Task]]:
     """Checks or writes the manifest; returns the demonstrations that are still missing."""
-    scenes = demonstration_scenes(seed, pairs)
-    manifest = {"layout": LAYOUT, "pairs": pairs, "seed": seed, "spec": asdict(SPEC)}
+    scenes, tasks = demonstration_scenes(seed, pairs, world), find_pair(world).tasks
+    manifest = {"layout": LAYOUT, "world": world, "pairs": pairs, "seed": seed, "spec": asdict(SPEC)}
     path = root / "collection.json"
     if path.exists():
-        present = Store(root).manifest
-        for key in ("layout", "seed"):
+        present = {"world": DOOR, **Store(root).manifest}
+        for key in ("layout", "world", "seed"):
             if present.get(key) != manifest[key]:
                 raise UserError(
                     f"{root} holds demonstrations with {key} {present.get(key)}, not {manifest[key]}; "
@@ -109,23 +111,23 @@ def prepare(root: Path, pairs: int, seed: int) -> list[tuple[Scene, Task]]:
             raise UserError(f"{root} already holds {present['pairs']} pairs; choose another --out or --pairs")
     missing = []
     for scene in scenes:
-        for task in TASKS:
+        for task in tasks:
             file = demonstration_path(root, scene.index, task)
             if not file.exists():
                 missing.append((scene, task))
-            elif Store(root).demonstration(scene.index, task).u != scene.u:  # complains about a damaged one, too
+            elif find_demonstration(root, world, scene.index, task).u != scene.u:  # complains about a damaged one, too
                 raise UserError(f"{file} was recorded with another seed than {seed}; choose another --out")
     write_json(path, manifest)
     return missing
 
 
-def collect(root: str | Path, pairs: int = SPEC.pairs, seed: int = 0, workers: int = CORES) -> None:
+def collect(root: str | Path, pairs: int = SPEC.pairs, seed: int = 0, workers: int = CORES, world: str = DOOR) -> None:
     """Records what is missing, then checks the pairs and writes the contact sheet."""
     with claimed(Path(root)) as root:
-        jobs = prepare(root, pairs, seed)
+        jobs = prepare(root, pairs, seed, world)
         done = 2 * pairs - len(jobs)
         with closing(spread(Recording(root), jobs, workers)) as outcomes:
-            for _ in tqdm(outcomes, "collect", total=2 * pairs, initial=done, unit="demo", smoothing=0.05):
+            for _ in tqdm(outcomes, f"collect {world}", total=2 * pairs, initial=done, unit="demo", smoothing=0.05):
                 pass
         store = Store.open(root)
         log.info(describe(store))
@@ -133,13 +135,18 @@ def collect(root: str | Path, pairs: int = SPEC.pairs, seed: int = 0, workers: i
         log.info(f"wrote {2 * pairs} demonstrations and {sheet.name} to {root}; {peak_memory(workers)}")
 
 
-def find_references(out: Path) -> Path:
+def usual_store(world: str) -> Path:
+    """Where `memcorr collect` puts a world's demonstrations unless told otherwise."""
+    return Path("data/demos") if world == DOOR else Path("data/worlds") / world
+
+
+def find_references(out: Path, world: str = DOOR) -> Path:
     """A store with pair 0, whose trajectories are the references of evaluation: the full one if it was
     collected, else one of that pair alone, recorded below `out`."""
-    everything, alone = Path("data/demos"), out / "demos"
-    if everything.exists():
-        return everything
-    collect(alone, pairs=1, workers=1)
+    alone = out / ("demos" if world == DOOR else f"demos-{world}")
+    if usual_store(world).exists():
+        return usual_store(world)
+    collect(alone, pairs=1, workers=1, world=world)
     return alone
 
 
@@ -152,14 +159,14 @@ def peak_memory(workers: int) -> str:
 
 def first_chunk_cosine(store: Store, pair: int) -> float:
     """Cosine between the displacements of the opening and the closing chunk of frame zero."""
-    a, b = (store.demonstration(pair, task).action[: SPEC.chunk, :3].ravel() for task in TASKS)
+    a, b = (store.demonstration(pair, task).action[: SPEC.chunk, :3].ravel() for task in store.tasks)
     return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
 
 
 def describe(store: Store) -> str:
     """The properties that the counterfactual objective stands on, measured on the store."""
     for pair in range(len(store)):
-        a, b = (store.demonstration(pair, task) for task in TASKS)
+        a, b = (store.demonstration(pair, task) for task in store.tasks)
         frames = (a.frame(0), b.frame(0))
         same = all(np.array_equal(getattr(frames[0], k), getattr(frames[1], k)) for k in ("rgb", "depth", "mask"))
         if not (same and np.array_equal(a.robot_state[0], b.robot_state[0])):
@@ -167,7 +174,8 @@ def describe(store: Store) -> str:
     cosine = np.mean([first_chunk_cosine(store, pair) for pair in range(len(store))])
     displacement = np.concatenate([d.action[:, :3] for d in store.demonstrations(range(len(store)))])
     saturated = np.mean(np.abs(displacement) >= 0.999)
+    count = "1 pair starts" if len(store) == 1 else f"{len(store)} pairs start"
     return (
-        f"{len(store)} pairs start from bit-equal states and images; first-chunk cosine open/close "
+        f"{count} from bit-equal states and images; first-chunk cosine {'/'.join(store.tasks)} "
         f"{cosine:+.2f}; displacement components at +-1: {100 * saturated:.2f} %"
     )

@@ -11,8 +11,8 @@ demonstration of T steps (200 in the paper's; at least 2). Row t of every datase
     robot_state  (T, 9)       float64  end effector, right, left fingertip; metres, world
     gripper      (T, 3)       float64  midpoint of the fingertips; metres, world
     action       (T, 4)       float64  displacement / 1 cm, gripper command; in [-1, 1]
-    door_joint   (T,)         float64  rad; for choosing reference frames, never a policy input
-    object_pose  (T, 4, 4)    float64  door frame -> world; for ground truth, never a policy input
+    door_joint   (T,)         float64  the object's joint, in its unit; for choosing reference frames, never seen
+    object_pose  (T, 4, 4)    float64  frame of the moving body -> world; for ground truth, never a policy input
 
 Recorded robot data fits the same layout; `door_joint` is then any scalar progress of the
 object and `object_pose` may be left out.
@@ -33,11 +33,12 @@ from numpy.typing import NDArray
 from ..errors import UserError
 from ..frames import Camera, Frame
 from ..runs import read_json, written_whole
-from ..spec import TASKS, Array, Task
+from ..spec import DOOR, WORLD_TASKS, Array, Task
 
 LAYOUT = 1  # of the store; raise when a reader of the old layout would be wrong
 CHUNK = 10  # frames compressed together: still images shrink, one frame stays quick to read
-NUMBERS = ("K", "T_world_cam", "robot_state", "gripper", "action", "door_joint")
+NUMBERS = ("K", "T_world_cam", "robot_state", "gripper", "action")
+JOINT = "door_joint"  # its name in the files, whatever the object
 
 
 @dataclass(frozen=True)
@@ -47,14 +48,15 @@ class Demonstration:
     path: Path
     pair: int
     task: Task
-    u: tuple[float, float]  # normalised door position
+    u: tuple[float, float]  # normalised position
     K: Array
     T_world_cam: Array
     robot_state: Array
     gripper: Array
     action: Array
-    door_joint: Array
+    joint: Array  # (T,) of the object, in its unit
     object_pose: Array | None
+    world: str = DOOR
 
     def __len__(self) -> int:
         return len(self.action)
@@ -91,7 +93,14 @@ def read_demonstration(path: str | Path) -> Demonstration:
             numbers = {name: f[name][:] for name in NUMBERS}
             pose = f["object_pose"][:] if "object_pose" in f else None
             return Demonstration(
-                path, int(f.attrs["pair"]), f.attrs["task"], tuple(f.attrs["u"]), object_pose=pose, **numbers
+                path,
+                int(f.attrs["pair"]),
+                f.attrs["task"],
+                (float(f.attrs["u"][0]), float(f.attrs["u"][1])),
+                joint=f[JOINT][:],
+                object_pose=pose,
+                world=f.attrs.get("world", DOOR),
+                **numbers,
             )
         except (KeyError, OSError) as problem:
             raise UserError(f"{path} is damaged ({problem}); delete it and collect it again") from None
@@ -101,12 +110,13 @@ def write_demonstration(
     path: Path,
     frames: Sequence[Frame],
     action: Array,
-    door_joint: Array,
+    joint: Array,
     object_pose: Array | None,
     *,
     pair: int,
     task: Task,
     u: tuple[float, float],
+    world: str = DOOR,
 ) -> None:
     arrays: dict[str, NDArray] = {
         "rgb": np.stack([f.rgb for f in frames]),
@@ -117,7 +127,7 @@ def write_demonstration(
         "robot_state": np.stack([f.robot_state for f in frames]),
         "gripper": np.stack([f.gripper for f in frames]),
         "action": action,
-        "door_joint": door_joint,
+        JOINT: joint,
     }
     if object_pose is not None:
         arrays["object_pose"] = object_pose
@@ -129,6 +139,8 @@ def write_demonstration(
                 name, data=array, chunks=chunks, shuffle=True, fletcher32=True, **hdf5plugin.Zstd(clevel=1)
             )
         f.attrs.update({"layout": LAYOUT, "pair": pair, "task": task, "u": u})
+        if world != DOOR:  # the door's files are older than the other worlds, and stay as they are
+            f.attrs["world"] = world
         f.flush()
         content = f.id.get_file_image()
     with written_whole(path) as temporary:
@@ -137,6 +149,16 @@ def write_demonstration(
 
 def demonstration_path(root: Path, pair: int, task: Task) -> Path:
     return root / f"pair-{pair:03d}-{task}.h5"
+
+
+def find_demonstration(root: Path, world: str, pair: int, task: Task) -> Demonstration:
+    """The file that should hold it, if it does."""
+    path = demonstration_path(root, pair, task)
+    found = read_demonstration(path)
+    if (found.world, found.pair, found.task) != (world, pair, task):
+        what = f"{found.world}, pair {found.pair}, {found.task}"
+        raise UserError(f"{path} holds {what}: files were exchanged; collect it again")
+    return found
 
 
 @dataclass(frozen=True)
@@ -168,17 +190,22 @@ class Store:
             )
         return content
 
+    @property
+    def world(self) -> str:
+        """Which world was recorded."""
+        return self.manifest.get("world", DOOR)
+
+    @property
+    def tasks(self) -> tuple[Task, Task]:
+        return WORLD_TASKS[self.world]
+
     def __len__(self) -> int:
         """Number of pairs."""
         return int(self.manifest["pairs"])
 
     def demonstration(self, pair: int, task: Task) -> Demonstration:
-        path = demonstration_path(self.root, pair, task)
-        found = read_demonstration(path)
-        if (found.pair, found.task) != (pair, task):
-            raise UserError(f"{path} holds pair {found.pair}, {found.task}: files were exchanged; collect it again")
-        return found
+        return find_demonstration(self.root, self.world, pair, task)
 
     def demonstrations(self, pairs: Iterable[int]) -> list[Demonstration]:
-        """Opening and closing of each pair, in that order."""
-        return [self.demonstration(pair, task) for pair in pairs for task in TASKS]
+        """Both tasks of each pair, in the order of `tasks`."""
+        return [self.demonstration(pair, task) for pair in pairs for task in self.tasks]

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ..correspondence.lift import match_frames
 from ..correspondence.matcher import load_matcher
 from ..correspondence.matches import Matches, ground_truth_matches, residuals
 from ..demos.store import Demonstration, Store
@@ -15,11 +16,13 @@ from ..errors import UserError
 from ..frames import Frame
 from ..policy.policy import Plan, Planner, Policy, Reference, Request, initial_noise, load_policy
 from ..policy.relations import permute_pairs
-from ..spec import SPEC, TASKS, TEST_SETS, Array, Task
-from ..worlds.scenes import HANDLE_POINTS
+from ..spec import SPEC, TEST_SETS, WORLD_TASKS, Array, Task
+from ..worlds.pairs import find_pair
+from ..worlds.world import ACTION_SCALE
 from .intervention import GROUND_TRUTH, NO_MATCHER, Intervention
-from .rollout import LANES, Answer, Controller, Decision, Stopwatch
+from .rollout import LANES, Answer, Controller, Decision, Job, Stopwatch
 
+NOISE = {name: number for number, name in enumerate((*TEST_SETS[:5], "demonstrations", *TEST_SETS[5:]))}
 REFERENCE_PAIR = 0  # evaluation always follows the trajectories of training pair 0
 
 
@@ -41,7 +44,7 @@ class PolicyController:
                 reference.prepare([shown.phase(e, len(reference)) for e in looks])
 
     def decide(self, decisions: Sequence[Decision]) -> list[Answer]:
-        tasks = [self.shown.supplied(decision.job.task) for decision in decisions]
+        tasks = [self.shown.supplied(d.job.task, d.job.scene.world) for d in decisions]
         followed: list[tuple[Reference, int]] = []
         if self.references:
             references = [self.references[task] for task in tasks]
@@ -58,14 +61,16 @@ class PolicyController:
                 gripper, j = (followed[i][0].demonstration.gripper, followed[i][1]) if followed else (None, None)
                 noise, empty = rollout_noise(self.policy.seed, decision), self.shown.reference == "empty"
                 point_pairs = None if matches is None else matches[i]
-                requests.append(Request(seen(decision), noise, gripper, j, point_pairs, tasks[i], empty))
+                number = WORLD_TASKS[decision.job.scene.world].index(tasks[i])
+                requests.append(Request(seen(decision), noise, gripper, j, point_pairs, number, empty))
             plans = self.planner.plan(requests)
         return [Answer(plan, error) for plan, error in zip(plans, errors, strict=True)]
 
     def _match(self, followed: list[tuple[Reference, int]], decisions: Sequence[Decision]) -> Matches | None:
         """Measured or true point pairs; None where nothing is matched."""
         if self.shown.matcher == GROUND_TRUTH:
-            return ground_truth_matches(HANDLE_POINTS, *true_poses(followed, decisions))
+            points = find_pair(decisions[0].job.scene.world).points
+            return ground_truth_matches(points, *true_poses(followed, decisions))
         return self.planner.match(followed, [seen(decision) for decision in decisions])
 
 
@@ -82,7 +87,7 @@ def true_poses(followed: list[tuple[Reference, int]], decisions: Sequence[Decisi
         if pose is None:
             raise UserError(f"{reference.demonstration.path} has no object_pose, which evaluation needs")
         poses.append(pose[j])
-    return np.stack(poses), np.stack([decision.T_world_door for decision in decisions])
+    return np.stack(poses), np.stack([decision.T_world_object for decision in decisions])
 
 
 def match_errors(
@@ -96,10 +101,8 @@ def match_errors(
 def rollout_noise(train_seed: int, decision: Decision) -> NDArray[np.float32]:
     """From training seed, scene, task and replan index, and nothing else."""
     scene = decision.job.scene
-    condition = (*TEST_SETS, "demonstrations").index(scene.condition)
-    return initial_noise(
-        train_seed, condition, scene.seed, scene.index, TASKS.index(decision.job.task), decision.replan
-    )
+    task = WORLD_TASKS[scene.world].index(decision.job.task)
+    return initial_noise(train_seed, NOISE[scene.condition], scene.seed, scene.index, task, decision.replan)
 
 
 class ExpertController:
@@ -120,22 +123,70 @@ class ZerosController:
         return [Answer(Plan(np.zeros((SPEC.chunk, SPEC.action_dim)))) for _ in decisions]
 
 
-SCRIPTED: dict[str, type[ExpertController] | type[ZerosController]] = {
-    "expert": ExpertController,
-    "zeros": ZerosController,
-}
+class ReplayController:
+    """The baseline that needs no learning: the reference's hand path, moved by how far the object stands from
+    where it stood, tracked. It looks once, at the start; what happens later it never learns of."""
+
+    def __init__(self, demonstrations: dict[Task, Demonstration], shown: Intervention) -> None:
+        matcher = None if shown.matcher == GROUND_TRUTH else load_matcher(shown.matcher)
+        self.shown, self.matcher, self.looks = shown, matcher, matcher is not None
+        self.references = {task: Reference(d, matcher) for task, d in demonstrations.items()}
+        self.shifts: dict[Job, tuple[Array, Matches | None]] = {}  # of the rollouts under way
+
+    def decide(self, decisions: Sequence[Decision]) -> list[Answer]:
+        return [self._answer(decision) for decision in decisions]
+
+    def _answer(self, decision: Decision) -> Answer:
+        reference = self.references[self.shown.supplied(decision.job.task, decision.job.scene.world)]
+        if decision.replan == 0:
+            self.shifts[decision.job] = self._look(reference, decision)
+        shift, matches = self.shifts[decision.job]
+        tape, t = reference.demonstration, min(decision.elapsed, len(reference) - 1)
+        steps = np.minimum(t + np.arange(SPEC.chunk), len(tape) - 1)
+        actions = tape.action[steps].copy()
+        missing = tape.robot_state[t, :3] + shift - decision.robot_state[:3]  # metres, spread over the steps to come
+        actions[:, :3] += missing / SPEC.executed / ACTION_SCALE
+        actions[:, :3] /= np.maximum(np.linalg.norm(actions[:, :3], axis=1, keepdims=True), 1.0)
+        if matches is None or decision.replan:  # its one look was at the start
+            return Answer(Plan(actions, t))
+        return Answer(Plan(actions, t, matches), match_errors(_one(matches), [(reference, 0)], [decision])[0])
+
+    def _look(self, reference: Reference, decision: Decision) -> tuple[Array, Matches | None]:
+        """How far the object is displaced at the first frame: truly, or as the matcher sees it (the median of its
+        valid points; nothing if there are too few)."""
+        if self.matcher is None:
+            T_ref, T_live = true_poses([(reference, 0)], [decision])
+            return T_live[0, :3, 3] - T_ref[0, :3, 3], None
+        matches = match_frames(self.matcher, [reference.at(0)], [seen(decision)], self.shown.depth_sampling)[0]
+        if matches.valid.sum() < SPEC.min_valid:
+            return np.zeros(3), matches
+        return np.median((matches.p_live - matches.p_ref)[matches.valid], axis=0), matches
+
+
+def _one(matches: Matches) -> Matches:
+    """A batch of one."""
+    return Matches(matches.p_ref[None], matches.p_live[None], matches.confidence[None], matches.valid[None])
+
+
+REPLAYS = ("replay", "replay-truth")
+SCRIPTED = ("expert", "zeros", *REPLAYS)
 
 
 def make_controller(policy: str | Path, data: Path, shown: Intervention, checkpoint: str = "") -> Controller:
     """Called in the process that rolls out. `policy` is a scripted one's name or a checkpoint's folder, whose
     weights must still be those of the digest `checkpoint` if one is given."""
-    if str(policy) in SCRIPTED:
-        return SCRIPTED[str(policy)]()
+    name = str(policy)
+    if name in REPLAYS:
+        return ReplayController(_references(data), shown)
+    if name in SCRIPTED:
+        return ExpertController() if name == "expert" else ZerosController()
     loaded = load_policy(policy, "cpu")  # bits, and so rows, would depend on the device
     if checkpoint and loaded.digest != checkpoint:
         raise UserError(f"{policy} was replaced meanwhile; rows so far are of the old one: choose another --out")
-    demonstrations: dict[Task, Demonstration] = {}
-    if not loaded.design.visual and shown.reference != "empty":
-        store = Store.open(data)
-        demonstrations = {task: store.demonstration(REFERENCE_PAIR, task) for task in TASKS}
-    return PolicyController(loaded, demonstrations, shown)
+    followed = not loaded.design.visual and shown.reference != "empty"
+    return PolicyController(loaded, _references(data) if followed else {}, shown)
+
+
+def _references(data: Path) -> dict[Task, Demonstration]:
+    store = Store.open(data)
+    return {task: store.demonstration(REFERENCE_PAIR, task) for task in store.tasks}

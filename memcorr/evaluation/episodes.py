@@ -11,17 +11,14 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ..errors import UserError
 from ..runs import write_text
-from ..spec import TEST_SETS, Task
+from ..spec import DOOR, TEST_SETS, WORLD_TASKS, Task
 from .intervention import Intervention
 
 EPISODES = "episodes.jsonl"
-
-
-Direction = Literal["open", "close", ""]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +30,11 @@ class Outcome:
     replans: int = 0
     fallback_replans: int = 0
     mean_match_error_mm: float | None = None  # over the decisions with at least one valid point
-    first_chunk_direction: Direction = ""
-    final_joint: float = 0.0  # rad
+    first_chunk_direction: Task = ""  # or '' when nothing moved
+    final_joint: float = 0.0  # in its own unit
     seconds: float = 0.0  # from its first look to its end, other lanes' turns included; differs between two runs
     matched_replans: int = 0  # decisions behind mean_match_error_mm
+    final_progress: float | None = None  # 0 start, 1 and -1 the two goals; None in rows older than this field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +46,12 @@ class Episode(Outcome):
     condition: str
     scene: int  # index within the condition
     scene_seed: int
-    u: tuple[float, float]  # normalised door position
+    u: tuple[float, float]  # normalised position
     camera_azimuth_deg: float
     task: Task  # success is judged by it
     shown: Intervention
+    world: str = DOOR
+    disturbance: str = ""  # "bump=0.05", several joined by "+"
     stage: str = "final"  # of the checkpoint: stage-one, final, unfinished, or scripted
     checkpoint: str = ""  # first digits of the SHA-256 of the weights,
     reference_file: str = ""  # of the supplied demonstration
@@ -62,6 +62,7 @@ class Episode(Outcome):
         """What was rolled out, in the order of the file."""
         shown = self.shown
         return (
+            list(WORLD_TASKS).index(self.world) if self.world in WORLD_TASKS else len(WORLD_TASKS),
             self.experiment,
             self.stage,
             -1 if self.train_seed is None else self.train_seed,
@@ -72,6 +73,7 @@ class Episode(Outcome):
             shown.depth_sampling,
             shown.phase_offset,
             shown.phase_speed,
+            self.disturbance,
             self.scene_seed,
             self.scene,
             self.task,
@@ -101,6 +103,7 @@ PROMISED = (
 COLUMNS = (
     *PROMISED,
     *("stage", "checkpoint", "pairing", "depth_sampling", "matched_replans", "reference_file", "matcher_weights"),
+    *("world", "disturbance", "final_progress"),
 )
 _SHOWN = {f.name for f in dataclasses.fields(Intervention)}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -21,11 +22,13 @@ from ..errors import UserError
 from ..policy.checkpoint import MODEL, model_update
 from ..policy.policy import policy_folder
 from ..runs import claimed, spread, threads
-from ..spec import TASKS, Task, TestSet
+from ..spec import DOOR, WORLD_TASKS, Task, TestSet
 from ..training.experiments import Config, Experiment
-from ..worlds.scenes import evaluation_scenes
+from ..worlds.disturbances import Disturbance
+from ..worlds.pairs import find_pair
+from ..worlds.scenes import disturb, evaluation_scenes
 from ..worlds.world import shared_world
-from .controllers import REFERENCE_PAIR, SCRIPTED, make_controller
+from .controllers import REFERENCE_PAIR, REPLAYS, SCRIPTED, make_controller
 from .episodes import EPISODES, Episode, Outcome, read_episodes, write_episodes
 from .intervention import GROUND_TRUTH, NO_MATCHER, Intervention
 from .rollout import LANES, Job, roll_out
@@ -64,7 +67,9 @@ def find_subject(policy: str) -> Subject:
 
 def follows(subject: Subject, shown: Intervention) -> bool:
     """Whether a reference is supplied at all."""
-    return subject.recipe is not None and not subject.recipe.visual and shown.reference != "empty"
+    return subject.policy in REPLAYS or (
+        subject.recipe is not None and not subject.recipe.visual and shown.reference != "empty"
+    )
 
 
 def settle(subject: Subject, shown: Intervention) -> Intervention:
@@ -74,6 +79,11 @@ def settle(subject: Subject, shown: Intervention) -> Intervention:
     if not 0 <= shown.phase_speed < float("inf"):
         raise UserError(f"--phase-speed {shown.phase_speed}: give a number from 0 up")
     recipe = subject.recipe
+    if subject.policy in REPLAYS:
+        plain = shown.usual_phase and shown.pairing == "kept" and shown.matcher != NO_MATCHER
+        if shown.reference == "empty" or not plain:
+            raise UserError(f"{subject.policy} plays a reference as it is: only the right or the opposite one")
+        return replace(shown, matcher=GROUND_TRUTH) if subject.policy == "replay-truth" else shown
     if recipe is None and shown.reference != "correct":
         raise UserError(f"{subject.experiment} follows no reference, so --reference {shown.reference} means nothing")
     if recipe and recipe.network == "visual-unet" and shown.reference == "empty":
@@ -92,17 +102,27 @@ def settle(subject: Subject, shown: Intervention) -> Intervention:
 
 
 def list_jobs(
-    conditions: Sequence[TestSet], scene_seed: int, tasks: Sequence[Task], scenes: Sequence[int] = ()
+    conditions: Sequence[TestSet],
+    scene_seed: int,
+    tasks: Sequence[Task] = (),
+    scenes: Sequence[int] = (),
+    world: str = DOOR,
+    disturbances: Sequence[Disturbance] = (),
 ) -> list[Job]:
-    """Every scene of the conditions (or those numbered `scenes`) with every task."""
+    """Every scene of the conditions (or those numbered `scenes`) with every task, disturbed if asked for."""
+    known = find_pair(world).tasks
+    if unknown := [task for task in tasks if task not in known]:
+        raise UserError(f"--tasks {unknown[0]}: the tasks of {world} are {' and '.join(known)}")
     jobs = []
     for condition in conditions:
-        everything = evaluation_scenes(condition, scene_seed)
+        everything = evaluation_scenes(condition, scene_seed, world=world)
+        if disturbances:
+            everything = [disturb(scene, *disturbances) for scene in everything]
         chosen = [s for s in everything if not scenes or s.index in scenes]
         if len(chosen) < len(set(scenes)):
             first, last = everything[0].index, everything[-1].index
             raise UserError(f"--scenes {' '.join(map(str, scenes))}: {condition} has scenes {first} to {last}")
-        jobs += [Job(scene, task) for scene in chosen for task in tasks]
+        jobs += [Job(scene, task) for scene in chosen for task in tasks or known]
     return jobs
 
 
@@ -114,11 +134,13 @@ class Sources:
     matcher: str
 
     @staticmethod
-    def find(subject: Subject, shown: Intervention, data: Path | None) -> Sources:
+    def find(subject: Subject, shown: Intervention, data: Path | None, world: str) -> Sources:
         references: dict[Task, str] = {}
         if data is not None and follows(subject, shown):
             store = Store.open(data)
-            references = {task: file_digest(store.demonstration(REFERENCE_PAIR, task).path) for task in TASKS}
+            if store.world != world:
+                raise UserError(f"{data} holds demonstrations of {store.world}, not of {world}")
+            references = {task: file_digest(store.demonstration(REFERENCE_PAIR, task).path) for task in store.tasks}
         matched = shown.matcher not in (GROUND_TRUTH, NO_MATCHER)
         return Sources(references, weights_digest(shown.matcher) if matched else "")
 
@@ -135,11 +157,13 @@ def episode(
         scene_seed=job.scene.seed,
         u=job.scene.u,
         camera_azimuth_deg=job.scene.camera_azimuth_deg,
+        world=job.scene.world,
+        disturbance="+".join(map(str, job.scene.disturbances)),
         task=job.task,
         shown=shown,
         stage=subject.stage,
         checkpoint=subject.checkpoint,
-        reference_file=sources.references.get(shown.supplied(job.task), ""),
+        reference_file=sources.references.get(shown.supplied(job.task, job.scene.world), ""),
         matcher_weights=sources.matcher,
         **asdict(outcome or Outcome()),
     )
@@ -154,11 +178,12 @@ class Rolling:
     data: Path
     shown: Intervention
     lanes: int
+    world: str
 
     def __call__(self, jobs: Iterator[Job]) -> Iterator[tuple[Job, Outcome]]:
         with threads(1):  # more would round differently, and processes share the cores better
             controller = make_controller(self.policy, self.data, self.shown, self.checkpoint)
-            yield from roll_out(shared_world(), controller, jobs, self.lanes)
+            yield from roll_out(shared_world(self.world), controller, jobs, self.lanes)
 
 
 def evaluate(
@@ -167,7 +192,9 @@ def evaluate(
     *,
     conditions: Sequence[TestSet] = ("combined",),
     shown: Intervention | None = None,
-    tasks: Sequence[Task] = TASKS,
+    tasks: Sequence[Task] = (),
+    world: str = DOOR,
+    disturbances: Sequence[Disturbance] = (),
     scene_seed: int = 0,
     scenes: Sequence[int] = (),
     data: str | Path | None = None,
@@ -183,13 +210,13 @@ def evaluate(
         raise UserError(f"--scene-seed {scene_seed}: give a whole number from 0 up")
     out, subject = Path(out), find_subject(str(policy))
     shown = settle(subject, shown or Intervention())
-    jobs = list_jobs(conditions, scene_seed, tasks, scenes)
+    jobs = list_jobs(conditions, scene_seed, tasks, scenes, world, disturbances)
     if not jobs:
-        raise UserError("--tasks and --condition: give at least one of each")
+        raise UserError("--condition: give at least one")
     if data is None and follows(subject, shown):
-        data = find_references(out)
+        data = find_references(out, world)
     store = Path(data) if data is not None else None
-    sources = Sources.find(subject, shown, store)
+    sources = Sources.find(subject, shown, store, world)
     asked = [episode(subject, shown, job, sources) for job in jobs]
     wanted = {row.key: (row, job) for row, job in zip(asked, jobs, strict=True)}
     with claimed(out):
@@ -201,12 +228,14 @@ def evaluate(
         missing = [job for key, (_, job) in wanted.items() if key not in present]
         workers = min(workers, max(1, len(missing)))
         lanes = min(LANES, -(-len(missing) // workers)) if missing else 1
-        bar = tqdm(desc=f"{subject.experiment} {shown.reference}", total=len(wanted), unit="rollout", smoothing=0.05)
+        bar = tqdm(
+            desc=f"{subject.experiment} {world} {shown.reference}", total=len(wanted), unit="rollout", smoothing=0.05
+        )
         bar.update(len(wanted) - len(missing))
         successes = sum(present[key].success for key in wanted.keys() & present.keys())
-        work = Rolling(subject.policy, subject.checkpoint, store or Path(), shown, lanes)
-        with path.open("a") as file, bar:
-            for job, outcome in spread(work, missing, workers):
+        work = Rolling(subject.policy, subject.checkpoint, store or Path(), shown, lanes, world)
+        with path.open("a") as file, bar, closing(spread(work, missing, workers)) as outcomes:
+            for job, outcome in outcomes:
                 row = episode(subject, shown, job, sources, outcome)
                 file.write(row.line())
                 file.flush()
@@ -226,11 +255,14 @@ def check_same_files(path: Path, present: Episode, wanted: Episode) -> None:
 
 
 def summary(rows: Sequence[Episode]) -> str:
-    """Successes by condition and task, one line each."""
+    """Successes by condition (and disturbance) and task, one line each."""
+    groups: dict[str, list[Episode]] = {}
+    for row in rows:
+        groups.setdefault(f"{row.condition} {row.disturbance}".strip(), []).append(row)
     lines = []
-    for condition in dict.fromkeys(row.condition for row in rows):
-        here = [row for row in rows if row.condition == condition]
-        counts = [(task, [row for row in here if row.task == task]) for task in TASKS]
-        shares = (f"{task} {sum(r.success for r in some)}/{len(some)}" for task, some in counts if some)
-        lines.append(f"{condition:12} {100 * sum(r.success for r in here) / len(here):6.2f} %   {', '.join(shares)}")
+    for name, here in groups.items():
+        tasks = dict.fromkeys(sorted((row.task for row in here), key=WORLD_TASKS[here[0].world].index))
+        counts = [(task, [row for row in here if row.task == task]) for task in tasks]
+        shares = (f"{task} {sum(r.success for r in some)}/{len(some)}" for task, some in counts)
+        lines.append(f"{name:12} {100 * sum(r.success for r in here) / len(here):6.2f} %   {', '.join(shares)}")
     return "\n".join(lines)

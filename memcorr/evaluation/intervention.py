@@ -28,9 +28,9 @@ class Intervention:
     pairing: Pairing = "kept"  # or live points exchanged among the valid pairs
     depth_sampling: DepthSampling = "object"
 
-    def supplied(self, task: Task) -> Task:
+    def supplied(self, task: Task, world: str) -> Task:
         """The task of the reference that is supplied when `task` is asked for."""
-        return opposite(task) if self.reference == "opposite" else task
+        return opposite(task, world) if self.reference == "opposite" else task
 
     def phase(self, elapsed: int, length: int) -> int:
         """j_k of a reference of `length` frames."""

@@ -15,14 +15,17 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..frames import Frame
 from ..policy.policy import Plan
-from ..spec import SPEC, TASKS, Array, Task
+from ..spec import SPEC, Array, Task
+from ..worlds.disturbances import Events
 from ..worlds.expert import act
 from ..worlds.scenes import Scene
 from ..worlds.world import World
-from .episodes import Direction, Outcome
+from .episodes import Outcome
+from .sensors import degraded
 
 LANES = 8  # decided together, always: batches are padded to it, so that rounding never depends on company
 
@@ -43,7 +46,8 @@ class Decision:
     replan: int  # 0 for the first chunk
     elapsed: int  # e_k, environment steps executed so far
     frame: Frame | None  # None if the controller said that it does not look
-    T_world_door: Array  # simulator truth: for ground-truth relations and diagnostics only
+    T_world_object: Array  # simulator truth: for ground-truth relations and diagnostics only
+    robot_state: Array  # s (9), known without looking
 
 
 @dataclass(frozen=True)
@@ -81,10 +85,13 @@ class Lane:
 
     job: Job
     state: Array
+    place: Array  # where the object's base is now
     decision: Decision
     started: float
+    events: Events
     executed: list[Array] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
+    late_mask: NDArray[np.bool_] | None = None  # for a mask that is always some steps old
     success: bool = False
     over: bool = False
 
@@ -102,47 +109,64 @@ def roll_out(
     while True:
         while len(active) < lanes and (job := next(jobs, None)) is not None:
             world.reset(job.scene)
-            active.append(Lane(job, world.snapshot(), _look(world, controller, job, 0, 0, watch), time.perf_counter()))
+            first = _look(world, controller, job, 0, 0, None, watch)
+            events = Events(job.scene)
+            active.append(Lane(job, world.snapshot(), world.place, first, time.perf_counter(), events))
         if not active:
             return
         answers = controller.decide([lane.decision for lane in active])
         for lane, answer in zip(active, answers, strict=True):
-            world.restore(lane.job.scene, lane.state)
+            world.restore(lane.job.scene, lane.state, lane.place)
             with watch("physics"):
                 execute(world, lane, answer)
             if lane.over:
                 yield lane.job, conclude(world, lane)
             else:
-                lane.state = world.snapshot()
-                lane.decision = _look(world, controller, lane.job, len(lane.answers), len(lane.executed), watch)
+                lane.state, lane.place = world.snapshot(), world.place
+                done = len(lane.answers), len(lane.executed)
+                lane.decision = _look(world, controller, lane.job, *done, lane.late_mask, watch)
         active = [lane for lane in active if not lane.over]
 
 
-def _look(world: World, controller: Controller, job: Job, replan: int, elapsed: int, watch: Stopwatch) -> Decision:
+def _look(
+    world: World,
+    controller: Controller,
+    job: Job,
+    replan: int,
+    elapsed: int,
+    late_mask: NDArray[np.bool_] | None,
+    watch: Stopwatch,
+) -> Decision:
     with watch("render"):
-        frame = world.observe() if controller.looks else None
-    return Decision(job, replan, elapsed, frame, world.T_world_door)
+        frame = degraded(world.observe(), job.scene, elapsed, late_mask) if controller.looks else None
+    return Decision(job, replan, elapsed, frame, world.T_world_object, world.robot_state)
 
 
 def execute(world: World, lane: Lane, answer: Answer) -> None:
     """The first eight actions; ends at the first success, at step 200, when physics breaks down or when an
     action is no number."""
     lane.answers.append(answer)
+    events, late = lane.events, int(lane.events.sizes.get("mask-late", 0))
     for i in range(SPEC.executed):
-        action = act(world, lane.job.task) if answer.plan is None else answer.plan.actions[i]
-        lane.executed.append(np.asarray(action))
+        action = np.asarray(act(world, lane.job.task) if answer.plan is None else answer.plan.actions[i])
         if not np.isfinite(action).all():
+            lane.executed.append(action)
             lane.over = True
             return
-        world.step(action)
+        world.step(events.action(lane.executed, action, len(lane.executed)) if events.sizes else action)
+        lane.executed.append(action)
         lane.success = world.success(lane.job.task) and not world.diverged
         lane.over = lane.success or world.diverged or len(lane.executed) == SPEC.episode_steps
         if lane.over:
             return
+        if events.sizes:
+            events.after(world, len(lane.executed))
+        if late and i == SPEC.executed - 1 - late:
+            lane.late_mask = world.observe().mask
 
 
 def conclude(world: World, lane: Lane) -> Outcome:
-    seconds, joint = time.perf_counter() - lane.started, world.door_joint
+    seconds, joint, progress = time.perf_counter() - lane.started, world.joint, world.progress
     errors = [answer.match_error_mm for answer in lane.answers if answer.match_error_mm is not None]
     return Outcome(
         success=lane.success,
@@ -153,11 +177,12 @@ def conclude(world: World, lane: Lane) -> Outcome:
         mean_match_error_mm=round(float(np.mean(errors)), 4) if errors else None,
         first_chunk_direction=first_chunk_direction(world, lane.job.scene, np.stack(lane.executed)),
         final_joint=round(float(np.nan_to_num(joint)), 6),
+        final_progress=round(float(np.nan_to_num(progress)), 4),
         seconds=round(seconds, 3),
     )
 
 
-def first_chunk_direction(world: World, scene: Scene, executed: Array) -> Direction:
+def first_chunk_direction(world: World, scene: Scene, executed: Array) -> Task:
     """Which of the expert's two first chunks in this very scene the executed one resembles, by cosine.
 
     The first eight executed displacements against the first eight that the scripted expert executes
@@ -167,7 +192,7 @@ def first_chunk_direction(world: World, scene: Scene, executed: Array) -> Direct
     if not np.isfinite(chunk).all() or not chunk.any():
         return ""
     cosine = {}
-    for task in TASKS:
+    for task in world.pair.tasks:
         world.reset(scene)
         expert = []
         for _ in range(len(chunk) // 3):
@@ -175,4 +200,4 @@ def first_chunk_direction(world: World, scene: Scene, executed: Array) -> Direct
             world.step(np.append(expert[-1], executed[0, 3]))
         theirs = np.concatenate(expert)
         cosine[task] = float(chunk @ theirs / np.linalg.norm(theirs))
-    return max(TASKS, key=cosine.__getitem__)
+    return max(world.pair.tasks, key=cosine.__getitem__)

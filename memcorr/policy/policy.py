@@ -25,7 +25,7 @@ from ..demos.store import Demonstration
 from ..errors import UserError
 from ..frames import Frame, check_frame
 from ..runs import choose_device, padded
-from ..spec import SPEC, TASKS, Array, DepthSampling, Task
+from ..spec import SPEC, Array, DepthSampling
 from .checkpoint import CONFIG, MODEL, Checkpoint, Design, read_checkpoint
 from .condition import Condition, Images, build_condition, shrink
 from .relations import Relations, build_relations, empty_relations
@@ -48,7 +48,7 @@ class Request:
     gripper_ref: Array | None = None  # (T, 3) the reference's gripper; without it the condition is empty
     phase: int | None = None  # j, the reference's current frame
     matches: Matches | None = None  # between that frame and the live one
-    task: Task | None = None  # for visual policies, which have no reference
+    task: int | None = None  # 0 or 1, for visual policies, which have no reference
     empty: bool = False  # drop the condition
 
 
@@ -97,7 +97,7 @@ class Policy:
         """What the network is shown, (B, ...)."""
         state = np.stack([r.frame.robot_state for r in requests])
         if self.design.visual:
-            tasks = [TASKS.index(r.task) for r in requests if r.task is not None]
+            tasks = [r.task for r in requests if r.task is not None]
             if len(tasks) < len(requests):
                 raise ValueError("a visual policy needs the task")
             shrunk = [shrink(r.frame.rgb, r.frame.depth, r.frame.mask) for r in requests]

@@ -5,7 +5,7 @@ Files are the same bytes for the same rollouts: no dates, fixed identifiers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -225,7 +225,8 @@ def phase(lookup: Lookup) -> Figure:
     return figure
 
 
-FIGURES = {
+Drawn = tuple[Callable[[Lookup], Figure], str]  # how, and the caption
+FIGURES: dict[str, Drawn] = {
     "main": (main_comparison, "Closed-loop system comparison and matched relation controls."),
     "objective": (objective, "Reference intervention at stage one, boundary extrapolation, ground-truth relations."),
     "positions": (positions, "Position and viewpoint tests: success of MemCorr-DP at every tested configuration."),
@@ -233,10 +234,10 @@ FIGURES = {
 }
 
 
-def draw_all(lookup: Lookup, out: Path) -> dict[str, Path]:
+def draw_all(lookup: Lookup, chosen: dict[str, Drawn], out: Path) -> dict[str, Path]:
     """Writes OUT/NAME.png and OUT/NAME.svg; returns the SVGs."""
     written = {}
-    for name, (draw, _) in FIGURES.items():
+    for name, (draw, _) in chosen.items():
         with matplotlib.rc_context(STYLE):
             figure = draw(lookup)
             for suffix, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import UserError
 from ..evaluation.episodes import Episode
-from ..spec import SPEC
+from ..spec import DOOR, SPEC
 from .paper import MATCHED, Setting, settings
 
 STAND_INS = ("embedded", "romav2", "flow")  # who stands in for the paper's matcher, in order of preference
@@ -64,7 +64,7 @@ class Lookup:
         """Groups of rollouts that no table or figure asks for."""
         phases = {setting for what in PHASES for _, setting in self.phases("boundary", what)}
         asked = {(self._meant(setting), self.scene_seed) for setting in settings() | phases}
-        left = [key for key in self._groups if key not in asked]
+        left = [key for key in self._groups if key not in asked and not beyond(key[0])]
         return [(*key, self._groups[key]) for key in sorted(left, key=_order)]
 
 
@@ -74,8 +74,13 @@ def _order(key: tuple[Setting, int]) -> tuple:
     return (setting.experiment, setting.condition, setting.stage, *told, key[1], shown.depth_sampling)
 
 
+def beyond(setting: Setting) -> bool:
+    """Whether it belongs to the tables of other worlds and of disturbances."""
+    return setting.world != DOOR or bool(setting.disturbance) or setting.condition == "disturbed"
+
+
 def setting_of(e: Episode) -> Setting:
-    return Setting(e.experiment, e.condition, e.stage, e.shown)
+    return Setting(e.experiment, e.condition, e.stage, e.shown, e.world, e.disturbance)
 
 
 def matching(episodes: Sequence[Episode]) -> Matching:
@@ -87,10 +92,10 @@ def matching(episodes: Sequence[Episode]) -> Matching:
 
 
 def first_chunk_follows(e: Episode) -> bool:
-    return e.first_chunk_direction == e.shown.supplied(e.task)
+    return e.first_chunk_direction == e.shown.supplied(e.task, e.world)
 
 
 def door_follows(e: Episode) -> bool:
     """Whether the door ended on the supplied reference's side of its start."""
     moved = e.final_joint - SPEC.door_start
-    return moved < -MOVED if e.shown.supplied(e.task) == "open" else moved > MOVED
+    return moved < -MOVED if e.shown.supplied(e.task, e.world) == "open" else moved > MOVED

@@ -14,10 +14,15 @@ from pathlib import Path
 from ..evaluation.episodes import find_episodes
 from ..runs import claimed, write_text
 from ..spec import SPEC
-from .figures import FIGURES, draw_all
+from . import figures as paper_figures
+from .figures import draw_all
 from .lookup import Lookup
+from .robustness import baselines, curves, disturbances, worlds
 from .tables import Table, all_tables
 
+FIGURES = paper_figures.FIGURES | {
+    "robustness": (curves, "Success against the size of a sensor fault, door; 95 % configuration-bootstrap intervals."),
+}
 TITLE = "MemCorr-DP: measured beside published"
 CSS = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1240px; margin: 2em auto; padding: 0 1em; }
@@ -64,13 +69,20 @@ def page(lookup: Lookup, tables: Sequence[Table], figures: dict[str, Path]) -> s
     )
 
 
+def complete(lookup: Lookup) -> list[Table]:
+    """The paper's tables, then what it does not have; whatever else was measured comes last."""
+    paper, further = all_tables(lookup)
+    others = worlds(lookup)
+    return [*paper, baselines(lookup), *disturbances(lookup), *([others] if others else []), *further]
+
+
 def write_report(
     places: Sequence[str | Path], out: str | Path, matcher: str | None = None, scene_seed: int | None = None
 ) -> Path:
     """Reads every episodes.jsonl below `places`; returns the HTML page."""
     lookup = Lookup(find_episodes([Path(place) for place in places]), matcher, scene_seed)
     with claimed(Path(out)) as folder:
-        figures, tables = draw_all(lookup, folder), all_tables(lookup)
+        figures, tables = draw_all(lookup, FIGURES, folder), complete(lookup)
         write_text(folder / "REPORT.md", markdown(lookup, tables))
         write_text(folder / "report.html", page(lookup, tables, figures))
     return folder / "report.html"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..evaluation.intervention import GROUND_TRUTH, NO_MATCHER, Intervention
-from ..spec import PUBLISHED_ONLINE_MM
+from ..spec import DOOR, PUBLISHED_ONLINE_MM
 
 MATCHED = "the report's matcher"
 USUAL = Intervention(matcher=MATCHED)
@@ -24,6 +24,8 @@ class Setting:
     condition: str = "boundary"
     stage: str = "final"
     shown: Intervention = USUAL
+    world: str = DOOR
+    disturbance: str = ""
 
     def showing(self, **changes: Any) -> Setting:
         return replace(self, shown=replace(self.shown, **changes))
@@ -61,6 +63,7 @@ CONDITION_NAMES = {
     "extreme": "Extreme position",
     "camera": "Camera shift",
     "combined": "Combined shift",
+    "disturbed": "Disturbed",
 }
 
 SYSTEMS = (

@@ -201,7 +201,8 @@ def further(lookup: Lookup) -> Table | None:
     return Table("Further measurements", "No counterpart in the paper's tables.", header, tuple(rows)) if rows else None
 
 
-def all_tables(lookup: Lookup) -> list[Table]:
+def all_tables(lookup: Lookup) -> tuple[list[Table], list[Table]]:
+    """The paper's, and the one of all further measurements if there are any."""
     matcher = f"Ours matches with “{lookup.matcher}” where the paper uses RoMa v2."
     tables = [
         comparison(lookup, "Complete policy systems", matcher, ("Method", "Params"), paper.SYSTEMS),
@@ -238,4 +239,4 @@ def all_tables(lookup: Lookup) -> list[Table]:
         ranges(lookup),
     ]
     rest = further(lookup)
-    return tables + ([rest] if rest else [])
+    return tables, [rest] if rest else []

@@ -25,7 +25,7 @@ from ..evaluation.evaluate import evaluate
 from ..evaluation.intervention import Intervention, ReferenceChoice
 from ..frames import Camera
 from ..runs import write_text, written_whole
-from ..spec import SPEC, TASKS, Array, Task, TestSet
+from ..spec import DOOR, SPEC, TASKS, Array, Task, TestSet
 from ..worlds.scenes import evaluation_scenes
 from .story import Story, watch
 from .video import pictures, planned_path, write_video
@@ -97,7 +97,7 @@ def filmstrip(stories: Sequence[Story], path: Path) -> Path:
 def count(rows: Sequence[Episode], choice: ReferenceChoice, task: Task) -> dict[str, Any]:
     """Successes, and first chunks that go the way of the supplied reference."""
     here = [row for row in rows if row.task == task]
-    wanted = Intervention(reference=choice).supplied(task)
+    wanted = Intervention(reference=choice).supplied(task, DOOR)
     return {
         "reference": choice,
         "task": task,
@@ -121,7 +121,7 @@ def told(story: Story, video: Path) -> dict[str, Any]:
         "reference": story.reference_task,
         "goal": [round(math.degrees(joint), 1) for joint in GOAL[row.task]],
         "video": as_url(video.read_bytes(), "video/mp4"),
-        "angle": [round(float(np.degrees(m.door_joint)), 2) for m in story.moments],
+        "angle": [round(float(np.degrees(m.joint)), 2) for m in story.moments],
         "decisions": [decision(story, k) for k in range(len(story.answers))],
     }
 

@@ -18,7 +18,8 @@ from ..evaluation.evaluate import find_subject, list_jobs, settle
 from ..evaluation.intervention import Intervention
 from ..evaluation.rollout import Answer, Controller, Decision, roll_out
 from ..frames import Frame
-from ..spec import SPEC, Array, Task
+from ..spec import SPEC, Array, Task, TestSet
+from ..worlds.disturbances import Disturbance, Events
 from ..worlds.expert import act
 from ..worlds.world import shared_world
 
@@ -38,7 +39,7 @@ class Moment:
 
     decision: int  # number of the plan in force
     live: Frame
-    door_joint: float  # rad; for the reader, the policy never sees it
+    joint: float  # rad; for the reader, the policy never sees it
     success: bool
 
 
@@ -75,13 +76,15 @@ def watch(policy: str, shown: Intervention, row: Episode, data: Path) -> Story:
     """The rollout of `row`, once more."""
     subject = find_subject(policy)
     shown = settle(subject, shown)
-    (job,) = list_jobs([row.condition], row.scene_seed, [row.task], [row.scene])  # type: ignore[list-item]
-    world, watcher = shared_world(), Watcher(make_controller(subject.policy, data, shown))
+    given = [Disturbance.parse(text) for text in row.disturbance.split("+") if text and row.condition != "disturbed"]
+    sets: list[TestSet] = [row.condition]  # type: ignore[list-item]
+    (job,) = list_jobs(sets, row.scene_seed, [row.task], [row.scene], row.world, given)
+    world, watcher = shared_world(row.world), Watcher(make_controller(subject.policy, data, shown))
     for _ in roll_out(world, watcher, iter([job])):
         pass
     decisions, answers = zip(*watcher.seen, strict=True)
 
-    task = shown.supplied(job.task)
+    task = shown.supplied(job.task, row.world)
     references: list[Supplied | None] = [None] * len(answers)
     if isinstance(watcher.controller, PolicyController) and watcher.controller.references:
         demonstration = watcher.controller.references[task].demonstration
@@ -91,17 +94,21 @@ def watch(policy: str, shown: Intervention, row: Episode, data: Path) -> Story:
             references[k] = Supplied(demonstration.frame(j), j, future)
 
     world.reset(job.scene)
-    moments = []
+    moments: list[Moment] = []
+    events, sent = Events(job.scene), list[Array]()
 
     def look(k: int) -> bool:
         done = world.success(job.task)
-        moments.append(Moment(k, world.observe(), world.door_joint, done))
+        moments.append(Moment(k, world.observe(), world.joint, done))
         return done
 
     for k, answer in enumerate(answers):
         for i in range(SPEC.executed):
             if look(k):
                 return Story(row, task, references, list(answers), moments)
-            world.step(act(world, job.task) if answer.plan is None else answer.plan.actions[i])
+            action = act(world, job.task) if answer.plan is None else answer.plan.actions[i]
+            world.step(events.action(sent, action, len(sent)))
+            sent.append(action)
+            events.after(world, len(sent))
     look(len(answers) - 1)
     return Story(row, task, references, list(answers), moments)

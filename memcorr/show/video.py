@@ -125,7 +125,7 @@ def pictures(story: Story) -> Iterator[Image]:
         since = min(step - k * SPEC.executed, SPEC.chunk - 1)
         picture = draw(moment.live, supplied, story.answers[k].plan, since)
         shown = f"reference: {story.reference_task}, frame {supplied.j}" if supplied else "no reference"
-        now = f"{shown}      live: step {step}, door {np.degrees(moment.door_joint):.0f} deg"
+        now = f"{shown}      live: step {step}, door {np.degrees(moment.joint):.0f} deg"
         picture = caption(picture, title, now + ("      SUCCESS" if moment.success else ""))
         yield from [picture] * (FPS if step == len(story.moments) - 1 else 1)
 

@@ -21,7 +21,7 @@ from ..errors import UserError
 from ..policy.condition import Images, Normalisation, shrink
 from ..policy.relations import Relations, Representation, build_relations
 from ..spec import SPEC, TASKS, Array
-from ..worlds.scenes import HANDLE_POINTS
+from ..worlds.pairs import find_pair
 
 Rows = NDArray[np.int64]
 
@@ -73,6 +73,7 @@ class Dataset:
     windows: Windows
     gripper: Array  # (D, T, 3)
     object_pose: Array  # (D, T, 4, 4)
+    points: Array  # (16, 3) of the ground truth, in the moving body's frame
     reference: Rows  # (D,) the demonstration each one is conditioned on
     reference_frame: Rows  # (N,) j_k of each row
     images: Images | None  # (D, T, 64, 64, ...)
@@ -102,7 +103,7 @@ class Dataset:
         """Matches of the fixed handle points, from the door's pose in both scenes."""
         d, anchor = self.windows.demonstration[rows], self.windows.anchor[rows]
         return ground_truth_matches(
-            HANDLE_POINTS, self.object_pose[self.reference[d], self.reference_frame[rows]], self.object_pose[d, anchor]
+            self.points, self.object_pose[self.reference[d], self.reference_frame[rows]], self.object_pose[d, anchor]
         )
 
     def retimed(self, rows: Rows, matches: Matches, frames: Rows) -> Matches:
@@ -140,7 +141,7 @@ def load_dataset(store: Store, pairs: Sequence[int], tie_break: TieBreak, images
         [count * training_reference(i // count, len(pairs)) + i % count for i in range(count * len(pairs))]
     )
     frames = [
-        closest_frames(d.door_joint[:n], np.arange(n), demonstrations[r].door_joint, tie_break)
+        closest_frames(d.joint[:n], np.arange(n), demonstrations[r].joint, tie_break)
         for d, r in zip(demonstrations, reference, strict=True)
     ]
     poses = [d.object_pose for d in demonstrations]
@@ -150,6 +151,7 @@ def load_dataset(store: Store, pairs: Sequence[int], tie_break: TieBreak, images
         windows,
         gripper=np.stack([d.gripper for d in demonstrations]),
         object_pose=np.stack(poses),  # type: ignore[arg-type]
+        points=find_pair(store.world).points,
         reference=reference,
         reference_frame=np.concatenate(frames),
         images=_load_images(store, pairs) if images else None,

@@ -1,4 +1,4 @@
-"""The world as a Gymnasium environment.
+"""The worlds as Gymnasium environments: memcorr/Door-v0, Drawer-v0, HandleSide-v0 and so on.
 
     gymnasium.make("memcorr.worlds.gym_env:memcorr/Door-v0", task="open", condition="combined")
 
@@ -18,7 +18,8 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from ..frames import Camera, Frame
-from ..spec import SPEC, TASKS, Task, TestSet
+from ..spec import DOOR, SPEC, Task, TestSet
+from .pairs import PAIRS, find_pair
 from .scenes import evaluation_scenes
 from .world import World
 
@@ -48,14 +49,21 @@ def anything(*shape: int) -> spaces.Box:
     return spaces.Box(-np.inf, np.inf, shape, np.float64)
 
 
-class DoorEnv(gymnasium.Env):
+class PairEnv(gymnasium.Env):
     metadata = {"render_modes": ["rgb_array"], "render_fps": 80}  # noqa: RUF012
 
-    def __init__(self, task: Task = "open", condition: TestSet = "combined", render_mode: str | None = None) -> None:
-        if task not in TASKS:
-            raise ValueError(f"unknown task {task!r}: choose one of {', '.join(TASKS)}")
-        self.task, self.condition, self.render_mode = task, condition, render_mode
-        self.world = World()
+    def __init__(
+        self,
+        world: str = DOOR,
+        task: Task | None = None,
+        condition: TestSet = "combined",
+        render_mode: str | None = None,
+    ) -> None:
+        tasks = find_pair(world).tasks
+        if task is not None and task not in tasks:
+            raise ValueError(f"unknown task {task!r}: choose one of {', '.join(tasks)}")
+        self.task, self.condition, self.render_mode = task or tasks[0], condition, render_mode
+        self.world = World(world)
         self.action_space = spaces.Box(-1.0, 1.0, (SPEC.action_dim,), np.float32)
         self.observation_space = spaces.Dict(
             {
@@ -76,7 +84,7 @@ class DoorEnv(gymnasium.Env):
         super().reset(seed=seed)
         scene = (options or {}).get("scene")
         if scene is None:
-            scenes = evaluation_scenes(self.condition, int(self.np_random.integers(2**31)))
+            scenes = evaluation_scenes(self.condition, int(self.np_random.integers(2**31)), world=self.world.pair.name)
             scene = scenes[int(self.np_random.integers(len(scenes)))]
         self.world.reset(scene)
         self._steps = 0
@@ -100,4 +108,6 @@ class DoorEnv(gymnasium.Env):
         return self._frame.rgb if self.render_mode == "rgb_array" else None
 
 
-gymnasium.register("memcorr/Door-v0", entry_point="memcorr.worlds.gym_env:DoorEnv")
+for name in PAIRS:
+    words = "".join(word.title() for word in name.split("-"))
+    gymnasium.register(f"memcorr/{words}-v0", entry_point="memcorr.worlds.gym_env:PairEnv", kwargs={"world": name})

@@ -1,6 +1,6 @@
-"""The world: Meta-World's Door scene, one model for opening and closing.
+"""A world: one of Meta-World's scenes, one model for both of its tasks.
 
-    world = World()
+    world = World("door")
     world.reset(scene)
     frame = world.observe()          # RGB, depth, mask, camera
     world.step(action)               # one control step of 12.5 ms
@@ -8,7 +8,7 @@
 
 The physics are Meta-World's own (mocap weld, 5 substeps of 2.5 ms, 1 cm per unit of action);
 the reward, the observation stack and the second forward pass of its `step` are left out.
-The task appears only in `success`, so nothing else can leak it.
+The task appears only in `success`, so nothing else can leak it. What differs between worlds is data (`pairs`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..frames import Frame, look_at
-from ..spec import SPEC, Array, Task
+from ..spec import DOOR, SPEC, Array, Task
 from .gl import mujoco
+from .pairs import Pair, find_pair
 from .render import Renderer
 from .scenes import Scene
 
@@ -33,29 +34,29 @@ MOCAP_HIGH = np.array([0.5, 1.0, 0.5])
 MOCAP_QUAT = np.array([1.0, 0.0, 1.0, 0.0])
 WELD = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0, 0.0, 0.0, 0.0, 5.0])
 DIVERGED = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC)
-TARGET_OFFSET: dict[Task, Array] = {"open": np.array([-0.3, -0.45, 0.0]), "close": np.array([0.2, -0.2, 0.0])}
-
-# The shared start. Meta-World's own (0, .6, .2) is inside the half-open door; this one touches
-# nothing anywhere in [0, 1]^2 and lies between the two approaches (LOG.md).
-HAND_START = np.array([0.03, 0.57, 0.36])
-GRIPPER_COMMAND = 0.2  # keeps the fingers closed; the same in both tasks, at all times
+GRIPPER_COMMAND = 0.2  # keeps the fingers closed; the same in all tasks, at all times
 SETTLE_STEPS = 400
+AWAY = np.array([5.0, 5.0, 0.0])  # where an object is parked while the hand settles
 
 CAMERA_NAME = "memcorr"
-CAMERA_POSITION = np.array([0.75, 0.1, 0.85])
-CAMERA_TARGET = np.array([0.0, 0.6, 0.15])  # azimuth turns about the vertical axis through it
+CAMERA_OFFSET = np.array([0.75, 0.1, 0.85]) - np.array([0.0, 0.6, 0.15])  # of the door's camera from what it looks at
 CAMERA_FOVY = 45.0
 
 
-def camera_pose(azimuth_deg: float) -> Array:
-    """`T_world_cam` (OpenCV axes) after turning the camera about the vertical axis."""
+def camera_pose(pair: Pair, azimuth_deg: float = 0.0, elevation_deg: float = 0.0) -> Array:
+    """`T_world_cam` (OpenCV axes) after turning the camera about the vertical axis through what it looks at, and up."""
+    target, offset = np.array(pair.look_at), CAMERA_OFFSET * pair.distance
+    if elevation_deg:
+        e, flat = np.radians(elevation_deg), np.linalg.norm(offset[:2])
+        up, out = offset[2] * np.cos(e) + flat * np.sin(e), flat * np.cos(e) - offset[2] * np.sin(e)
+        offset = np.append(offset[:2] / flat * out, up)
     a = np.radians(azimuth_deg)
     R_z = np.array([[np.cos(a), -np.sin(a), 0.0], [np.sin(a), np.cos(a), 0.0], [0.0, 0.0, 1.0]])
-    return look_at(CAMERA_TARGET + R_z @ (CAMERA_POSITION - CAMERA_TARGET), CAMERA_TARGET)
+    return look_at(target + R_z @ offset, target)
 
 
-def build_model(scene: str = "sawyer_door_pull") -> mujoco.MjModel:
-    """One of Meta-World's scenes, the Door's by default, plus one calibrated camera."""
+def build_model(scene: str) -> mujoco.MjModel:
+    """One of Meta-World's scenes, plus one calibrated camera."""
     package = find_spec("metaworld")  # located, not imported: its import takes seconds
     assert package is not None and package.origin is not None
     spec = mujoco.MjSpec.from_file(str(Path(package.origin).parent / "assets/sawyer_xyz" / f"{scene}.xml"))
@@ -66,31 +67,39 @@ def build_model(scene: str = "sawyer_door_pull") -> mujoco.MjModel:
 
 
 class World:
-    """One simulated door. Rendering starts lazily: one GL context per process."""
+    """One simulated scene. Rendering starts lazily: one GL context per process."""
 
-    def __init__(self) -> None:
-        self.model = build_model()
-        self.data = mujoco.MjData(self.model)
-        self._door_body = self.model.body("door").id
-        self._door_link = self.model.body("door_link").id
-        self._door_qpos = self.model.joint("doorjoint").qposadr[0]
-        self._door_qvel = self.model.joint("doorjoint").dofadr[0]
-        self._handle = self.model.geom("handle").id
-        self._hand = self.model.body("hand").id
-        self._fingers = [self.model.site("rightEndEffector").id, self.model.site("leftEndEffector").id]
-        self._camera = self.model.camera(CAMERA_NAME).id
+    def __init__(self, pair: Pair | str = DOOR) -> None:
+        self.pair = pair = find_pair(pair) if isinstance(pair, str) else pair
+        self.model = model = build_model(pair.scene)
+        self.data = mujoco.MjData(model)
+        self._placed = [(model.body(name).id, np.array(offset)) for name, offset in pair.placed.items()]
+        self._body = self._find_body(pair.body)
+        self._joint = model.joint(pair.joint).id
+        self._qpos, self._qvel = int(model.jnt_qposadr[self._joint]), int(model.jnt_dofadr[self._joint])
+        self.free = model.jnt_type[self._joint] == mujoco.mjtJoint.mjJNT_FREE
+        self._hand = model.body("hand").id
+        self._fingers = [model.site("rightEndEffector").id, model.site("leftEndEffector").id]
+        self._camera = model.camera(CAMERA_NAME).id
+        self.place = np.zeros(3)  # p(u), moved along when the base is
         self._start = self._settle()
+
+    def _find_body(self, name: str) -> int:
+        if not name.startswith("child:"):
+            return self.model.body(name).id
+        parent = self.model.body(name.removeprefix("child:")).id
+        return int(np.flatnonzero(self.model.body_parentid == parent)[0])
 
     @cached_property
     def renderer(self) -> Renderer:
-        return Renderer(self.model, CAMERA_NAME, self._door_link)
+        return Renderer(self.model, CAMERA_NAME, self._body)
 
     def _settle(self) -> Array:
-        """The robot at rest at the shared start, as a full MuJoCo integration state.
-
-        The door stays closed meanwhile, out of the hand's way; `reset` places it.
-        """
-        self.data.mocap_pos[0] = HAND_START
+        """The robot at rest at the shared start, as a full MuJoCo integration state; `reset` places the object."""
+        if self.pair.parked:
+            for body, _ in self._placed:
+                self.model.body_pos[body] = AWAY
+        self.data.mocap_pos[0] = self.pair.hand
         self.data.mocap_quat[0] = MOCAP_QUAT
         self.data.ctrl[:] = GRIPPER_COMMAND, -GRIPPER_COMMAND
         mujoco.mj_step(self.model, self.data, nstep=SETTLE_STEPS * FRAME_SKIP)
@@ -99,25 +108,46 @@ class World:
 
     def reset(self, scene: Scene) -> None:
         """The physical configuration of `scene`; the same bits for both tasks."""
+        if scene.world != self.pair.name:
+            raise ValueError(f"a scene of {scene.world} cannot be put into the world {self.pair.name}")
         self.restore(scene, self._start)
-        self.set_door_joint(SPEC.door_start)
-        self.set_camera_azimuth(scene.camera_azimuth_deg)
+        for joint, value in self.pair.still.items():
+            self._set(self.model.joint(joint).id, value)
+        self.set_joint(self.pair.start if scene.start is None else self.pair.start_at(scene.start))
 
     def snapshot(self) -> Array:
-        """The full integration state: with its scene, all that the future depends on."""
+        """The full integration state: with its scene and `place`, all that the future depends on."""
         spec = mujoco.mjtState.mjSTATE_INTEGRATION
         state = np.empty(mujoco.mj_stateSize(self.model, spec))
         mujoco.mj_getState(self.model, self.data, state, spec)
         return state
 
-    def restore(self, scene: Scene, state: Array) -> None:
-        """Back to a snapshot taken in `scene`; going on from there gives the same bits as never having left."""
+    def restore(self, scene: Scene, state: Array, place: Array | None = None) -> None:
+        """Back to a snapshot taken in `scene`, with the object's base at `place` if it was moved since; going on
+        from there gives the same bits as never having left."""
         mujoco.mj_setState(self.model, self.data, state, mujoco.mjtState.mjSTATE_INTEGRATION)
-        self.model.body_pos[self._door_body] = scene.door_position
+        self.put(self.pair.place(scene.u) if place is None else place)
         for warning in DIVERGED:
             self.data.warning[warning].number = 0
         mujoco.mj_kinematics(self.model, self.data)
-        self.set_camera_azimuth(scene.camera_azimuth_deg)
+        self.set_camera(scene.camera_azimuth_deg, scene.camera_elevation_deg)
+
+    def put(self, place: Array) -> None:
+        """The object's base to another place; what stands free on it stays where it is."""
+        self.place = np.array(place)
+        for body, offset in self._placed:
+            self.model.body_pos[body] = place + offset
+
+    def move_base(self, shift: Array) -> None:
+        """The object's base, and whatever belongs to it, somewhere else in mid-episode."""
+        self.put(self.place + shift)
+        if self.free:
+            self.data.qpos[self._qpos : self._qpos + 3] += shift
+        mujoco.mj_kinematics(self.model, self.data)
+
+    def push_hand(self, by: Array) -> None:
+        """The hand, somewhere else: what holds it moves at once, and it follows."""
+        self.data.mocap_pos[0] = np.clip(self.data.mocap_pos[0] + by, MOCAP_LOW, MOCAP_HIGH)
 
     @property
     def diverged(self) -> bool:
@@ -125,14 +155,21 @@ class World:
         default pose, in which the door is closed: an invented success unless somebody looks here."""
         return any(self.data.warning[warning].number for warning in DIVERGED)
 
-    def set_door_joint(self, angle: float) -> None:
-        """Place the door by hand, at rest (used by `reset` and by tests)."""
-        self.data.qpos[self._door_qpos] = angle
-        self.data.qvel[self._door_qvel] = 0.0
+    def set_joint(self, q: float) -> None:
+        """Puts the object by hand where its joint has the value `q`, at rest."""
+        if self.free:
+            self.data.qpos[self._qpos : self._qpos + 7] = *(self.place + np.array([0.0, q, 0.0])), 1.0, 0.0, 0.0, 0.0
+            self.data.qvel[self._qvel : self._qvel + 6] = 0.0
+        else:
+            self._set(self._joint, q)
         mujoco.mj_kinematics(self.model, self.data)
 
-    def set_camera_azimuth(self, azimuth_deg: float) -> None:
-        T = camera_pose(azimuth_deg)
+    def _set(self, joint: int, q: float) -> None:
+        self.data.qpos[self.model.jnt_qposadr[joint]] = q
+        self.data.qvel[self.model.jnt_dofadr[joint]] = 0.0
+
+    def set_camera(self, azimuth_deg: float, elevation_deg: float = 0.0) -> None:
+        T = camera_pose(self.pair, azimuth_deg, elevation_deg)
         R_mujoco = T[:3, :3] * np.array([1.0, -1.0, -1.0])  # MuJoCo cameras look along -z, y up
         self.model.cam_pos[self._camera] = T[:3, 3]
         mujoco.mju_mat2Quat(self.model.cam_quat[self._camera], R_mujoco.flatten())
@@ -166,37 +203,64 @@ class World:
         return self.data.site_xpos[self._fingers].mean(axis=0)
 
     @property
-    def door_joint(self) -> float:
-        """Hinge angle in rad: 0 closed, about -1.6 open. Never shown to a policy."""
-        return float(self.data.qpos[self._door_qpos])
+    def joint(self) -> float:
+        """The object's joint in its own unit (rad or metres). Never shown to a policy."""
+        if self.free:
+            return float(self.data.qpos[self._qpos + 1] - self.place[1])
+        return float(self.data.qpos[self._qpos])
 
     @property
-    def T_world_door(self) -> Array:
-        """Pose of the moving door (4x4); its origin is the hinge. Never shown to a policy."""
+    def progress(self) -> float:
+        """0 at the start, 1 at the first task's goal, -1 at the second's. Never shown to a policy."""
+        return self.pair.progress(self.joint)
+
+    @property
+    def T_world_object(self) -> Array:
+        """Pose of the moving body (4x4); the door's origin is its hinge. Never shown to a policy."""
         T = np.eye(4)
-        T[:3, :3] = self.data.xmat[self._door_link].reshape(3, 3)
-        T[:3, 3] = self.data.xpos[self._door_link]
+        T[:3, :3] = self.data.xmat[self._body].reshape(3, 3)
+        T[:3, 3] = self.data.xpos[self._body]
         return T
 
+    def advanced(self, point: Array, by: float) -> Array:
+        """Where a point of the moving body will be when the joint has moved on by `by`."""
+        if self.free:
+            return point + by * np.array([0.0, 1.0, 0.0])
+        body = self.model.jnt_bodyid[self._joint]
+        R = self.data.xmat[body].reshape(3, 3)
+        axis = R @ self.model.jnt_axis[self._joint]
+        if self.model.jnt_type[self._joint] == mujoco.mjtJoint.mjJNT_SLIDE:
+            return point + by * axis
+        r = point - (self.data.xpos[body] + R @ self.model.jnt_pos[self._joint])
+        c, s = np.cos(by), np.sin(by)
+        return point - r + c * r + s * np.cross(axis, r) + (1 - c) * axis * (axis @ r)
+
     def success(self, task: Task) -> bool:
-        """Meta-World's success flag of door-open or door-close in the current state."""
-        offset = self.data.geom_xpos[self._handle] - (self.model.body_pos[self._door_body] + TARGET_OFFSET[task])
-        distance = abs(offset[0]) if task == "open" else np.linalg.norm(offset)
-        return bool(distance <= SPEC.success_radius)
+        """Meta-World's success flag of the task in the current state."""
+        flag = self.pair.flags[task]
+        target = self.place if flag.target == "place" else self._point(flag.target)
+        gap = (self._point(flag.point) + np.array(flag.offset)) - (target + np.array(flag.target_offset))
+        return bool((np.linalg.norm(gap) if flag.axis is None else abs(gap[flag.axis])) <= flag.radius)
+
+    def _point(self, name: str) -> Array:
+        kind, _, of = name.partition(":")
+        return getattr(self.data, kind)(of).xpos
 
     def touching(self) -> bool:
-        """Whether anything touches the door in the current state."""
+        """Whether the robot touches the object or its base in the current state."""
         mujoco.mj_forward(self.model, self.data)
-        touched = self.model.body_rootid[self.model.geom_bodyid[self.data.contact.geom]]
-        return bool((touched == self._door_body).any())
+        touched = self.model.body_rootid[self.model.geom_bodyid[self.data.contact.geom]].reshape(-1, 2)
+        objects = [self.model.body_rootid[self._body], *(body for body, _ in self._placed)]
+        robot = self.model.body("base").id
+        return bool((np.isin(touched, objects).any(axis=1) & (touched == robot).any(axis=1)).any())
 
     def observe(self) -> Frame:
-        """What the policy may see: RGB-D, visible door mask, camera, robot state, gripper."""
+        """What the policy may see: RGB-D, visible mask of the object, camera, robot state, gripper."""
         rgb, depth, mask, camera = self.renderer.render(self.data, SPEC.image_size)
         return Frame(rgb, depth, mask, camera, self.robot_state, self.gripper)
 
 
 @cache
-def shared_world() -> World:
-    """The world of this process, and so its one GL context."""
-    return World()
+def shared_world(name: str = DOOR) -> World:
+    """The world of this name in this process; the renderers of several share nothing but the process."""
+    return World(name)

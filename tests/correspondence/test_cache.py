@@ -58,8 +58,8 @@ def test_rows_hold_what_they_say(store: Store, cache_folder: Path) -> None:
         )[row]
         np.testing.assert_allclose(cache.residual[row], one, atol=1e-12)
         np.testing.assert_allclose(cache.p_live_true[row] + cache.residual[row], cache.matches.p_live[row])
-        gap = abs(reference.door_joint[cache.reference_frame[row]] - query.door_joint[cache.anchor[row]])
-        assert gap <= np.abs(reference.door_joint[:185] - query.door_joint[cache.anchor[row]]).min() + 0.0101
+        gap = abs(reference.joint[cache.reference_frame[row]] - query.joint[cache.anchor[row]])
+        assert gap <= np.abs(reference.joint[:185] - query.joint[cache.anchor[row]]).min() + 0.0101
 
 
 def test_error_table(store: Store, cache_folder: Path) -> None:

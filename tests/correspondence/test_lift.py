@@ -25,7 +25,8 @@ from memcorr.demos.store import Store
 from memcorr.errors import UserError
 from memcorr.frames import Frame
 from memcorr.spec import Array, Task
-from memcorr.worlds.scenes import HANDLE_POINTS, Scene
+from memcorr.worlds.pairs import HANDLE_POINTS
+from memcorr.worlds.scenes import Scene
 from memcorr.worlds.world import World
 
 
@@ -170,8 +171,8 @@ def test_ground_truth_recovers_a_known_displacement(world: World) -> None:
     poses = []
     for u, joint in (((0.2, 0.8), -0.7854), ((0.7, 0.3), -1.2)):
         world.reset(Scene("camera", 0, 0, u))
-        world.set_door_joint(joint)
-        poses.append(world.T_world_door)
+        world.set_joint(joint)
+        poses.append(world.T_world_object)
     matches = ground_truth_matches(HANDLE_POINTS, poses[0], poses[1])
     hinge = [np.array([0.01 * 10 * u[0] - 0.185, 0.85 + 0.1 * u[1] - 0.1, 0.15]) for u in ((0.2, 0.8), (0.7, 0.3))]
     for side, joint, p in ((0, -0.7854, matches.p_ref), (1, -1.2, matches.p_live)):

@@ -66,7 +66,7 @@ def test_stored_frames_equal_a_fresh_rollout(store: Store, world: World) -> None
                 np.testing.assert_array_equal(getattr(stored, key), getattr(live, key))
             np.testing.assert_array_equal(stored.camera.T_world_cam, live.camera.T_world_cam)
             assert demonstration.object_pose is not None
-            np.testing.assert_array_equal(demonstration.object_pose[t], world.T_world_door)
+            np.testing.assert_array_equal(demonstration.object_pose[t], world.T_world_object)
         action = act(world, "open")
         np.testing.assert_array_equal(demonstration.action[t], action)
         world.step(action)
@@ -76,8 +76,8 @@ def test_pairs_start_equal_and_end_apart(store: Store) -> None:
     a, b = (store.demonstration(0, task) for task in TASKS)
     np.testing.assert_array_equal(a.frame(0).rgb, b.frame(0).rgb)
     np.testing.assert_array_equal(a.robot_state[0], b.robot_state[0])
-    assert a.door_joint[0] == b.door_joint[0] == SPEC.door_start
-    assert a.door_joint[-1] < -1.5 and b.door_joint[-1] > -0.1
+    assert a.joint[0] == b.joint[0] == SPEC.door_start
+    assert a.joint[-1] < -1.5 and b.joint[-1] > -0.1
 
 
 def test_windows(store: Store) -> None:

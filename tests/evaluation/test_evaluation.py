@@ -34,7 +34,8 @@ from memcorr.report.lookup import first_chunk_follows
 from memcorr.spec import SPEC, TASKS, TestSet
 from memcorr.training.dataset import Dataset, measure
 from memcorr.training.experiments import EXPERIMENTS, Config
-from memcorr.worlds.scenes import HANDLE_POINTS, evaluation_scenes
+from memcorr.worlds.pairs import HANDLE_POINTS
+from memcorr.worlds.scenes import evaluation_scenes
 from memcorr.worlds.world import World
 
 TESTS: tuple[TestSet, ...] = ("boundary", "extreme", "camera", "combined")
@@ -223,7 +224,9 @@ def test_a_plan_does_not_depend_on_its_neighbours(
     for scene in evaluation_scenes("combined")[: LANES // 2]:
         for task in TASKS:
             world.reset(scene)
-            decisions.append(Decision(Job(scene, task), 3, 24, world.observe(), world.T_world_door))
+            decisions.append(
+                Decision(Job(scene, task), 3, 24, world.observe(), world.T_world_object, world.robot_state)
+            )
     together = controller.decide(decisions)
     backwards = controller.decide(decisions[::-1])[::-1]
     for decision, a, b in zip(decisions, together, backwards, strict=True):
@@ -234,9 +237,9 @@ def test_a_plan_does_not_depend_on_its_neighbours(
 
 def test_noise_depends_on_seed_scene_task_and_replan_alone(world: World) -> None:
     scene, other = evaluation_scenes("combined")[:2]
-    base = Decision(Job(scene, "open"), 2, 16, None, np.eye(4))
+    base = Decision(Job(scene, "open"), 2, 16, None, np.eye(4), np.zeros(9))
     noise = rollout_noise(42, base)
-    late = dataclasses.replace(base, elapsed=99, T_world_door=np.zeros((4, 4)))
+    late = dataclasses.replace(base, elapsed=99, T_world_object=np.zeros((4, 4)))
     assert np.array_equal(noise, rollout_noise(42, late))
     for seed, decision in (
         (43, base),
@@ -310,8 +313,8 @@ def test_interventions_change_what_the_policy_is_shown(checkpoints: dict[str, st
     demonstrations = {task: store.demonstration(0, task) for task in TASKS}
     scene = evaluation_scenes("boundary")[0]
     world.reset(scene)
-    frame, pose = world.observe(), world.T_world_door
-    decision = Decision(Job(scene, "open"), 2, 16, frame, pose)
+    frame, pose = world.observe(), world.T_world_object
+    decision = Decision(Job(scene, "open"), 2, 16, frame, pose, frame.robot_state)
 
     def chunk(**changes: object) -> np.ndarray:
         shown = dataclasses.replace(Intervention(matcher="ground-truth"), **changes)  # type: ignore[arg-type]
@@ -320,7 +323,7 @@ def test_interventions_change_what_the_policy_is_shown(checkpoints: dict[str, st
         return actions(answer)
 
     def expected(task: str, j: int, permuted: bool = False) -> np.ndarray:
-        demonstration = store.demonstration(0, task)  # type: ignore[arg-type]
+        demonstration = store.demonstration(0, task)
         assert demonstration.object_pose is not None
         matches = ground_truth_matches(HANDLE_POINTS, demonstration.object_pose[j], pose)
         matches = permute_pairs(matches) if permuted else matches
@@ -366,7 +369,9 @@ def test_visual_and_motion_policies_decide_without_a_matcher(
 ) -> None:
     scene = evaluation_scenes("combined")[0]
     world.reset(scene)
-    decisions = [Decision(Job(scene, task), 0, 0, world.observe(), world.T_world_door) for task in TASKS]
+    decisions = [
+        Decision(Job(scene, task), 0, 0, world.observe(), world.T_world_object, world.robot_state) for task in TASKS
+    ]
     for name in ("motion", "visual-transformer", "visual-unet"):
         subject = find_subject(checkpoints[name])
         plans = {}

@@ -51,7 +51,7 @@ def request(
     anchor, j = int(dataset.windows.anchor[row]), int(dataset.reference_frame[row])
     matches = dataset.ground_truth(np.array(row)) if policy.design.needs_matches else None  # no batch axis
     frame = demonstration.frame(anchor)
-    return Request(frame, initial_noise(42, noise), reference.gripper, j, matches, demonstration.task)
+    return Request(frame, initial_noise(42, noise), reference.gripper, j, matches, TASKS.index(demonstration.task))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -102,7 +102,7 @@ def test_a_follower_plans_what_the_rollout_plans(folders: dict[str, Path], store
     policy = memcorr.load_policy(folders["memcorr"])
     chunks = {}
     for task in TASKS:
-        decision = Decision(Job(scene, task), 2, elapsed, frame, world.T_world_door)
+        decision = Decision(Job(scene, task), 2, elapsed, frame, world.T_world_object, world.robot_state)
         controller = make_controller(folders["memcorr"], store.root, Intervention())
         (answer,) = controller.decide([decision])
         follower = policy.follow(store.demonstration(0, task), lanes=LANES)
@@ -126,7 +126,7 @@ def test_references_of_any_length_are_followed_to_their_end(
     kept = [min(t, len(whole) - 1) for t in range(length)]
     path = tmp_path / "short.h5"
     write_demonstration(
-        path, whole.frames(kept), whole.action[kept], whole.door_joint[kept], None, pair=0, task="open", u=whole.u
+        path, whole.frames(kept), whole.action[kept], whole.joint[kept], None, pair=0, task="open", u=whole.u
     )
     follower = memcorr.load_policy(folders["memcorr"]).follow(read_demonstration(path), matcher=FlowMatcher())
     phases = []

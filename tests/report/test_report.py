@@ -12,9 +12,9 @@ from memcorr.errors import UserError
 from memcorr.evaluation.episodes import EPISODES, Episode, write_episodes
 from memcorr.report import paper
 from memcorr.report.lookup import Lookup, door_follows, first_chunk_follows, matching
-from memcorr.report.page import write_report
+from memcorr.report.page import complete, write_report
 from memcorr.report.paper import MATCHED, Line, Setting
-from memcorr.report.tables import all_tables, comparison
+from memcorr.report.tables import comparison
 from memcorr.spec import TASKS
 from memcorr.worlds.scenes import evaluation_scenes
 
@@ -101,7 +101,7 @@ def test_the_papers_numbers_are_consistent() -> None:
 def test_unmeasured_cells_say_so_and_nothing_is_dropped() -> None:
     rows = rollouts(Setting(condition="combined"), 100)
     odd = rollouts(Setting(condition="camera").showing(phase_offset=3), 10)
-    tables = {table.title: table for table in all_tables(Lookup([*rows, *odd]))}
+    tables = {table.title: table for table in complete(Lookup([*rows, *odd]))}
     systems = tables["Complete policy systems"].rows
     assert systems[0][3] == "not measured" and systems[2][6].startswith("100/150 (66.67 %)")
     assert "phase +3" in tables["Further measurements"].rows[0][3]
@@ -150,7 +150,7 @@ def test_the_report_is_the_same_bytes_and_self_contained(tmp_path: Path) -> None
         assert "http://" not in text.replace("http://www.w3.org", "") and "src='data:image" in text
     files = sorted(path.name for path in (tmp_path / "out-a").iterdir())
     assert files == sorted(
-        [f"{n}.{s}" for n in ("main", "objective", "phase", "positions") for s in ("png", "svg")]
+        [f"{n}.{s}" for n in ("main", "objective", "phase", "positions", "robustness") for s in ("png", "svg")]
         + ["report.html", "REPORT.md"]
     )
     for file in files:

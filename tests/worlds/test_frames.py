@@ -8,13 +8,18 @@ import pytest
 from memcorr.frames import Camera, look_at
 from memcorr.spec import SPEC
 from memcorr.worlds.gl import mujoco
+from memcorr.worlds.pairs import PAIRS
 from memcorr.worlds.scenes import Scene
-from memcorr.worlds.world import CAMERA_FOVY, CAMERA_POSITION, CAMERA_TARGET, World, camera_pose
+from memcorr.worlds.world import CAMERA_FOVY, CAMERA_OFFSET, World, camera_pose
+
+DOOR = PAIRS["door"]
+CAMERA_TARGET = np.array(DOOR.look_at)
+CAMERA_POSITION = CAMERA_TARGET + CAMERA_OFFSET
 
 
 def test_project_after_lift_is_the_identity() -> None:
     rng = np.random.default_rng(0)
-    camera = Camera.from_fovy(CAMERA_FOVY, SPEC.image_size, camera_pose(15))
+    camera = Camera.from_fovy(CAMERA_FOVY, SPEC.image_size, camera_pose(DOOR, 15))
     uv = rng.uniform(-0.5, 127.5, (1000, 2))
     depth = rng.uniform(0.3, 3.0, 1000)
     uv_again, depth_again = camera.project(camera.lift(uv, depth))
@@ -34,12 +39,12 @@ def test_look_at_is_upright_and_centred() -> None:
 
 def test_azimuth_keeps_height_and_distance() -> None:
     for azimuth in (-25, -15, 15, 25):
-        T = camera_pose(azimuth)
+        T = camera_pose(DOOR, azimuth)
         assert T[2, 3] == pytest.approx(CAMERA_POSITION[2])
         assert np.linalg.norm(T[:3, 3] - CAMERA_TARGET) == pytest.approx(
             np.linalg.norm(CAMERA_POSITION - CAMERA_TARGET)
         )
-    forward = camera_pose(0)[:3, 2], camera_pose(15)[:3, 2]
+    forward = camera_pose(DOOR, 0)[:3, 2], camera_pose(DOOR, 15)[:3, 2]
     turn = np.arctan2(forward[1][1], forward[1][0]) - np.arctan2(forward[0][1], forward[0][0])
     assert np.degrees(turn) == pytest.approx(15)
 

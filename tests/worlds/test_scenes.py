@@ -7,7 +7,8 @@ import pytest
 
 from memcorr.errors import UserError
 from memcorr.spec import SPEC, TestSet
-from memcorr.worlds.scenes import Scene, demonstration_scenes, evaluation_scenes
+from memcorr.worlds.pairs import find_pair
+from memcorr.worlds.scenes import demonstration_scenes, evaluation_scenes
 
 LO, HI = SPEC.band_train
 
@@ -59,8 +60,8 @@ def test_camera_sign_is_not_tied_to_the_position_band() -> None:
 
 
 def test_door_position_in_metres() -> None:
-    np.testing.assert_allclose(Scene("camera", 0, 0, (0.0, 1.0)).door_position, [0.0, 0.95, 0.15])
-    np.testing.assert_allclose(Scene("camera", 0, 0, (1.0, 0.5)).door_position, [0.10, 0.90, 0.15])
+    np.testing.assert_allclose(find_pair("door").place((0.0, 1.0)), [0.0, 0.95, 0.15])
+    np.testing.assert_allclose(find_pair("door").place((1.0, 0.5)), [0.10, 0.90, 0.15])
 
 
 def test_unknown_condition_is_a_user_error() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
+from memcorr.bench.stock import stock_env
 from memcorr.frames import check_frame
 from memcorr.spec import SPEC, TASKS, Task
 from memcorr.worlds.expert import act
@@ -17,7 +18,6 @@ from memcorr.worlds.gl import mujoco
 from memcorr.worlds.gym_env import frame_of, observation_of
 from memcorr.worlds.render import OBJECT_GROUP
 from memcorr.worlds.scenes import Scene, demonstration_scenes
-from memcorr.worlds.stock import stock_env
 from memcorr.worlds.world import CAMERA_NAME, GRIPPER_COMMAND, World, build_model
 
 CENTRE = Scene("camera", 0, 0, (0.5, 0.5))
@@ -36,7 +36,7 @@ def test_lean_step_follows_meta_world(world: World, task: Task) -> None:
     rng = np.random.default_rng(0)
     for scene in (CENTRE, Scene("extreme", 0, 0, (0.02, 0.97))):
         world.reset(scene)
-        env = stock_env(task, scene)
+        env = stock_env(world, scene, task)
         mujoco.mj_setState(env.model, env.data, full_state(world), STATE)
         mujoco.mj_forward(env.model, env.data)
         for t in range(120):
@@ -44,7 +44,7 @@ def test_lean_step_follows_meta_world(world: World, task: Task) -> None:
             world.step(action)
             observation, _, _, _, info = env.step(action)
             np.testing.assert_allclose(world.hand, observation[:3], atol=1e-4)
-            np.testing.assert_allclose(world.data.geom_xpos[world._handle], observation[4:7], atol=1e-4)
+            np.testing.assert_allclose(world.data.geom("handle").xpos, observation[4:7], atol=1e-4)
             assert world.success(task) == bool(info["success"]), t
         env.close()
 
@@ -82,7 +82,7 @@ def test_nothing_touches_at_the_shared_start(world: World) -> None:
             assert not world.touching(), (x, y)
             for _ in range(3):
                 world.step(np.array([0, 0, 0, GRIPPER_COMMAND]))
-            assert world.door_joint == SPEC.door_start
+            assert world.joint == SPEC.door_start
 
 
 def test_touching_can_be_true(world: World) -> None:
@@ -99,7 +99,7 @@ def test_success_windows(world: World) -> None:
     flags: dict[float, tuple[bool, bool]] = {}
     for joint in (0.0, -0.17, -0.19, -0.7854, -1.37, -1.39, -1.81, -1.83):
         world.reset(CENTRE)
-        world.set_door_joint(joint)
+        world.set_joint(joint)
         flags[joint] = (world.success("open"), world.success("close"))
     assert [q for q, (opened, _) in flags.items() if opened] == [-1.39, -1.81]
     assert [q for q, (_, closed) in flags.items() if closed] == [0.0, -0.17]
@@ -119,7 +119,7 @@ def test_two_passes_equal_the_stock_renderers_three(world: World) -> None:
     for azimuth, task in ((-15.0, "open"), (0.0, "close"), (15.0, "open")):
         world.reset(Scene("camera", 0, 0, (0.3, 0.6), azimuth))
         for _ in range(70):
-            world.step(act(world, task))  # type: ignore[arg-type]
+            world.step(act(world, task))
         frame = world.observe()
         model.body_pos[:], model.cam_pos[:], model.cam_quat[:] = (
             world.model.body_pos,
@@ -150,7 +150,7 @@ def test_coarse_robot_looks_the_same(world: World) -> None:
     for _ in range(60):
         world.step(act(world, "open"))
     frame = world.observe()
-    model = build_model()
+    model = build_model(world.pair.scene)
     model.vis.quality.offsamples = 0
     stock = mujoco.Renderer(model, 128, 128)
     model.body_pos[:], model.cam_pos[:], model.cam_quat[:] = (

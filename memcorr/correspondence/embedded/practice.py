@@ -23,8 +23,9 @@ from ...frames import Camera, Frame, look_at
 from ...runs import claimed, spread, written_whole
 from ...spec import SPEC, Array
 from ...worlds.gl import mujoco
+from ...worlds.pairs import PAIRS
 from ...worlds.render import Renderer
-from ...worlds.world import CAMERA_FOVY, CAMERA_NAME, CAMERA_POSITION, CAMERA_TARGET, MOCAP_QUAT, build_model
+from ...worlds.world import CAMERA_FOVY, CAMERA_NAME, CAMERA_OFFSET, MOCAP_QUAT, build_model
 
 # Everything that shares the door's meshes is left out when the door is held out.
 DOOR_RELATIVES = ("sawyer_door_pull", "sawyer_door_lock")
@@ -54,6 +55,7 @@ OTHER_SCENES = (
 )
 SCENERY = {"world", "base", "mocap", "tablelink", "RetainingWall"}  # top-level bodies that are no objects
 DOOR, NEAR = "sawyer_door_pull", "@near"  # the door as the policy's camera sees it, in `NEAR` scenes
+LOOKS_AT = np.array(PAIRS["door"].look_at)  # the door's camera
 VIEWS = 6
 MIN_PIXELS = 120
 
@@ -68,7 +70,7 @@ class Group:
 
 def robot_postures(count: int, seed: int) -> Array:
     """Arm joints (count, 9) with the hand at random places above the table."""
-    model = build_model()
+    model = build_model(DOOR)
     data = mujoco.MjData(model)
     model.body("door").pos[:] = (3.0, 3.0, 0.15)  # out of the way
     rng = np.random.default_rng(seed)
@@ -175,7 +177,7 @@ def randomise_view(
     roots = [b for b in range(1, model.nbody) if model.body_parentid[b] == 0 and model.body(b).name not in SCENERY]
     for b in roots:
         model.body_pos[b, :2] = stock.body_pos[b, :2] + 0.03 * around.place[b] + rng.uniform(-0.07, 0.07, 2)
-    x, y, z = CAMERA_POSITION - CAMERA_TARGET
+    x, y, z = CAMERA_OFFSET
     wobble = rng.uniform(-1, 1, 3)
     heading, elevation, distance = np.arctan2(y, x), np.arctan2(z, np.hypot(x, y)), np.linalg.norm([x, y, z])
     if around.near:
@@ -188,9 +190,9 @@ def randomise_view(
         [np.cos(elevation) * np.cos(heading), np.cos(elevation) * np.sin(heading), np.sin(elevation)]
     )
     mujoco.mj_kinematics(model, data)
-    target = CAMERA_TARGET
+    target = LOOKS_AT
     if not around.near:
-        target = (CAMERA_TARGET if around.place[body, 0] > 0 else data.xipos[body]) + rng.uniform(-0.04, 0.04, 3)
+        target = (LOOKS_AT if around.place[body, 0] > 0 else data.xipos[body]) + rng.uniform(-0.04, 0.04, 3)
     T = look_at(target + offset, target)
     camera = model.camera(CAMERA_NAME).id
     model.cam_pos[camera] = T[:3, 3]

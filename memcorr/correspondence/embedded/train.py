@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 from tqdm import tqdm
 
@@ -249,7 +249,7 @@ def _train(config: MatcherConfig, out: Path, workers: int, save_every: int) -> P
     network.calibration.copy_(calibrate(network.eval(), practice))
     with written_whole(weights) as temporary:
         half = {k: v.half() if v.is_floating_point() else v for k, v in network.state_dict().items()}
-        save_file({k: v.contiguous() for k, v in half.items()}, temporary)
+        temporary.write_bytes(save({k: v.contiguous() for k, v in half.items()}))
     log.info(f"wrote {weights} ({weights.stat().st_size / 1e6:.1f} MB)")
     return weights
 
@@ -304,7 +304,7 @@ def save_state(path: Path, network: MatchNetwork, optimizer: torch.optim.Optimiz
         for key in ("exp_avg", "exp_avg_sq", "step"):
             tensors[f"optimizer.{i}.{key}"] = optimizer.state[p][key].contiguous()
     with written_whole(path) as temporary:
-        save_file(tensors, temporary, metadata={"step": str(step)})
+        temporary.write_bytes(save(tensors, metadata={"step": str(step)}))
 
 
 def resume(path: Path, network: MatchNetwork, optimizer: torch.optim.Optimizer) -> int:

@@ -1,0 +1,155 @@
+"""Beyond the paper: disturbances, other worlds, and the baselines that need no learning, in every table of success.
+
+No number is hidden because replay wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.figure import Figure
+
+from ..evaluation.episodes import Episode
+from ..evaluation.intervention import GROUND_TRUTH, NO_MATCHER
+from ..spec import DOOR, TEST_SETS, WORLD_TASKS
+from .lookup import Lookup
+from .paper import CONDITION_NAMES
+from .statistics import share
+from .tables import NOT_MEASURED, Table, ours
+
+# Who stands in these tables, in order: the experiment of the rows and what they were shown.
+SCRIPTED = {"expert": NO_MATCHER, "zeros": NO_MATCHER, "replay-truth": GROUND_TRUTH}
+NAMES = {
+    "expert": "Expert (sees everything)",
+    "zeros": "Zeros",
+    "replay-truth": "Replay, true displacement",
+    "replay": "Replay, matcher",
+    "memcorr": "MemCorr-DP, ours",
+}
+KINDS_IN_CURVES = {
+    "azimuth": "camera turned, degrees",
+    "extrinsics": "calibration off by so many times 1° and 5 mm",
+    "depth-noise": "depth noise, times an RGB-D camera's",
+}
+
+
+class Contenders:
+    """Rollouts by who made them, whatever the world, condition and disturbance."""
+
+    def __init__(self, lookup: Lookup) -> None:
+        self.rows = [e for e in lookup.episodes if self._usual(e, lookup)]
+        measured = {e.experiment for e in self.rows}
+        rest = sorted(measured - NAMES.keys())
+        self.names = [name for name in (*NAMES, *rest) if name in measured]
+
+    @staticmethod
+    def _usual(e: Episode, lookup: Lookup) -> bool:
+        shown = e.shown
+        matcher = SCRIPTED.get(e.experiment, lookup.matcher)
+        plain = (shown.reference, shown.pairing, shown.depth_sampling) == ("correct", "kept", "object")
+        return (
+            plain and shown.usual_phase and shown.matcher in (matcher, NO_MATCHER) and e.stage in ("final", "scripted")
+        )
+
+    def of(self, name: str, world: str, condition: str, disturbance: str, scene_seed: int | None) -> list[Episode]:
+        wanted = (name, world, condition, disturbance)
+        return [
+            e
+            for e in self.rows
+            if (e.experiment, e.world, e.condition, e.disturbance) == wanted and scene_seed in (None, e.scene_seed)
+        ]
+
+
+def _name(experiment: str) -> str:
+    return NAMES.get(experiment, experiment)
+
+
+def baselines(lookup: Lookup) -> Table:
+    """The paper's shifts with the baselines that the paper does not have."""
+    who, rows = Contenders(lookup), []
+    conditions = [c for c in TEST_SETS if c not in ("validation", "disturbed")]
+    for name in who.names:
+        cells = [ours(who.of(name, DOOR, condition, "", lookup.scene_seed)) for condition in conditions]
+        if any(cell != NOT_MEASURED for cell in cells):
+            rows.append((_name(name), *cells))
+    return Table(
+        "Baselines that need no learning, door",
+        "Replay tracks the reference's hand path, moved by how far the object stands from where it stood at the first "
+        "frame; it never looks again. Undisturbed, these tests cannot tell a policy from a tape recorder.",
+        ("Who", *(CONDITION_NAMES[c] for c in conditions)),
+        tuple(rows),
+    )
+
+
+def disturbances(lookup: Lookup) -> list[Table]:
+    """One table per world in which something went wrong on purpose."""
+    who, tables = Contenders(lookup), []
+    for world in WORLD_TASKS:
+        kinds = dict.fromkeys(e.disturbance for e in who.rows if (e.world, e.condition) == (world, "disturbed"))
+        names = [n for n in who.names if any(who.of(n, world, "disturbed", kind, None) for kind in kinds)]
+        if not names:
+            continue
+        rows = [
+            (kind or "nothing", *(ours(who.of(name, world, "disturbed", kind, None)) for name in names))
+            for kind in sorted(kinds, key=_magnitude)
+        ]
+        tables.append(
+            Table(
+                f"Disturbances, {world}",
+                "Training positions, one thing going wrong in each scene; both tasks, judged within 200 steps.",
+                ("What goes wrong", *map(_name, names)),
+                tuple(rows),
+            )
+        )
+    return tables
+
+
+def worlds(lookup: Lookup) -> Table | None:
+    """Success in the other worlds, undisturbed."""
+    who, rows = Contenders(lookup), []
+    for world in WORLD_TASKS:
+        for condition in TEST_SETS:
+            cells = [ours(who.of(name, world, condition, "", None)) for name in who.names]
+            if world != DOOR and condition != "disturbed" and any(cell != NOT_MEASURED for cell in cells):
+                rows.append((world, CONDITION_NAMES[condition], *cells))
+    if not rows:
+        return None
+    caption = "References of the world itself (its training pair 0)."
+    return Table("Other worlds", caption, ("World", "Condition", *map(_name, who.names)), tuple(rows))
+
+
+def _magnitude(disturbance: str) -> tuple[str, float]:
+    kind, _, size = disturbance.partition("=")
+    return kind, float(size or 0)
+
+
+def curves(lookup: Lookup) -> Figure:
+    """Success against the size of a sensor fault, door; policies and replay in one panel."""
+    who = Contenders(lookup)
+    figure, axes = plt.subplots(1, len(KINDS_IN_CURVES), figsize=(12, 3.8), sharey=True, layout="constrained")
+    colours = dict(zip(NAMES, ("0.6", "0.8", "#b0575a", "#d9822b", "#1f6fb4"), strict=True))
+    for axis, (kind, label) in zip(axes, KINDS_IN_CURVES.items(), strict=True):
+        sizes = sorted({_magnitude(e.disturbance)[1] for e in who.rows if e.disturbance.startswith(f"{kind}=")})
+        for name in who.names:
+            points = [(size, share(_at(who, name, kind, size))) for size in (0.0, *sizes)]
+            drawn = [(size, s) for size, s in points if s is not None]
+            if len(drawn) < 2:
+                continue
+            x, y = [size for size, _ in drawn], [s.percent for _, s in drawn]
+            error = [[s.percent - s.low for _, s in drawn], [s.high - s.percent for _, s in drawn]]
+            colour = colours.get(name)
+            axis.errorbar(x, y, yerr=np.maximum(error, 0), fmt="o-", ms=4, capsize=3, color=colour, label=_name(name))
+        if not axis.has_data():
+            axis.text(0.5, 0.5, NOT_MEASURED, transform=axis.transAxes, ha="center", color="0.55")
+        axis.set(xlabel=label, ylim=(-3, 103))
+    axes[0].set_ylabel("success, % (door, training positions)")
+    handles, labels = max((axis.get_legend_handles_labels() for axis in axes), key=lambda found: len(found[0]))
+    if handles:
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=8.5)
+    return figure
+
+
+def _at(who: Contenders, name: str, kind: str, size: float) -> Sequence[Episode]:
+    return who.of(name, DOOR, "disturbed", f"{kind}={size:g}" if size else "", None)
