@@ -53,8 +53,10 @@ SUITE = (
 
 
 def disturb(scene: Scene, *disturbances: Disturbance) -> Scene:
-    """The same scene with something going wrong in it."""
-    changes: dict[str, Any] = {}
+    """The same scene with this going wrong in it, and nothing that went wrong in it before."""
+    changes: dict[str, Any] = {"start": None, "camera_elevation_deg": 0.0}
+    if any(d.kind == "azimuth" for d in scene.disturbances):
+        changes["camera_azimuth_deg"] = 0.0
     for d in disturbances:
         if d.kind == "start":
             changes["start"] = d.size

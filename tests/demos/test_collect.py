@@ -101,7 +101,7 @@ def made_up(pair: int, task: Task, steps: int = 60, size: int = 32) -> dict[str,
     return {
         "frames": frames,
         "action": rng.uniform(-0.9, 0.9, (steps, 4)),
-        "door_joint": rng.uniform(-1.5, 0, steps),
+        "joint": rng.uniform(-1.5, 0, steps),
         "object_pose": rng.normal(size=(steps, 4, 4)),
         "pair": pair,
         "task": task,
@@ -206,7 +206,7 @@ class Collector:
         assert not self.processes(), self.processes()
         lines = errors.replace("\r", "\n").splitlines()
         assert not list(self.out.glob(f".*{TEMPORARY}"))
-        return "\n".join(line for line in lines if line and not line.startswith("collect: "))
+        return "\n".join(line for line in lines if line and not line.startswith("collect door: "))
 
     def processes(self) -> dict[int, str]:
         found = {}
@@ -279,7 +279,7 @@ def test_so_it_is_with_one_worker(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert stop.value.code == 2
-    (line,) = (x for x in capsys.readouterr().err.replace("\r", "\n").splitlines() if x and "collect: " not in x)
+    (line,) = (x for x in capsys.readouterr().err.replace("\r", "\n").splitlines() if x and "collect door: " not in x)
     path = demonstration_path(out, 0, "open")
     assert line == f"memcorr: {path}: could not be written (File too large); is the disk full?"
     assert os.listdir(out) == ["collection.json"]
@@ -386,7 +386,9 @@ def test_exchanged_demonstrations_are_refused_by_name(
         lambda: train("debug", copy, 42, tmp_path / "run"),
         lambda: build_cache(Store.open(copy), tmp_path / "cache", "flow", pairs=2, rows=8, workers=1),
     ):
-        with pytest.raises(UserError, match=rf"({a.name}|{b.name}) holds pair \d, (open|close): files were exchanged"):
+        with pytest.raises(
+            UserError, match=rf"({a.name}|{b.name}) holds door, pair \d, (open|close): files were exchanged"
+        ):
             use()
     assert contents(copy) == before
     assert not (tmp_path / "run").exists() and not (tmp_path / "cache").exists()

@@ -286,7 +286,7 @@ def test_broken_physics_is_a_failure_not_a_closed_door(
 
         def decide(self, decisions: Sequence[Decision]) -> list[Answer]:
             world.data.qvel[:] = 1e12
-            monkeypatch.setattr(world, "restore", lambda scene, state: None)  # goes on from the broken state
+            monkeypatch.setattr(world, "restore", lambda *given: None)  # goes on from the broken state
             return [Answer(Plan(np.zeros((16, 4)))) for _ in decisions]
 
     (job,) = list_jobs(["boundary"], 0, ["close"], [0])
