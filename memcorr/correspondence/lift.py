@@ -163,7 +163,8 @@ def sample_depth(frame: Frame, uv: Array, sampling: DepthSampling) -> Array:
         depth = frame.depth.astype(np.float64)
         if sampling == "bilinear":
             return sample_bilinear(depth, uv)
-        return sample_bilinear(np.where(frame.mask, depth, 0.0), uv) / sample_bilinear(frame.mask.astype(float), uv)
+        own = frame.mask & np.isfinite(depth) & (depth > 0)  # a hole is no depth, not depth zero
+        return sample_bilinear(np.where(own, depth, 0.0), uv) / sample_bilinear(own.astype(float), uv)
 
 
 def relief(frame: Frame, uv: Array) -> Array:
@@ -179,7 +180,7 @@ def relief(frame: Frame, uv: Array) -> Array:
         near = np.clip(first[:, None] + offsets, 0, [W - 1, H - 1]).astype(np.int64)
         columns, rows = near[..., 0], near[..., 1]
         depth, on = frame.depth[rows, columns].astype(np.float64), frame.mask[rows, columns]
-        on &= np.isfinite(depth)
+        on &= np.isfinite(depth) & (depth > 0)
         span = np.where(on, depth, -np.inf).max(axis=1) - np.where(on, depth, np.inf).min(axis=1)
         ranges.append(np.where(on.any(axis=1), span, 0.0))
     return np.stack(ranges, axis=-1)

@@ -32,7 +32,9 @@ KINDS_IN_CURVES = {
     "azimuth": "camera turned, degrees",
     "extrinsics": "calibration off by so many times 1° and 5 mm",
     "depth-noise": "depth noise, times an RGB-D camera's",
+    "depth-holes": "share of pixels without depth",
 }
+MARKS = {"replay-truth": ("#b0575a", "s"), "replay": ("#d9822b", "D"), "memcorr": ("#1f6fb4", "o")}
 
 
 class Contenders:
@@ -128,22 +130,31 @@ def _magnitude(disturbance: str) -> tuple[str, float]:
 def curves(lookup: Lookup) -> Figure:
     """Success against the size of a sensor fault, door; policies and replay in one panel."""
     who = Contenders(lookup)
-    figure, axes = plt.subplots(1, len(KINDS_IN_CURVES), figsize=(12, 3.8), sharey=True, layout="constrained")
-    colours = dict(zip(NAMES, ("0.6", "0.8", "#b0575a", "#d9822b", "#1f6fb4"), strict=True))
+    figure, axes = plt.subplots(1, len(KINDS_IN_CURVES), figsize=(13, 3.8), sharey=True, layout="constrained")
     for axis, (kind, label) in zip(axes, KINDS_IN_CURVES.items(), strict=True):
         sizes = sorted({_magnitude(e.disturbance)[1] for e in who.rows if e.disturbance.startswith(f"{kind}=")})
-        for name in who.names:
+        for number, name in enumerate(name for name in who.names if name not in ("expert", "zeros")):
             points = [(size, share(_at(who, name, kind, size))) for size in (0.0, *sizes)]
             drawn = [(size, s) for size, s in points if s is not None]
-            if len(drawn) < 2:
+            if len(drawn) < 3:
                 continue
-            x, y = [size for size, _ in drawn], [s.percent for _, s in drawn]
-            error = [[s.percent - s.low for _, s in drawn], [s.high - s.percent for _, s in drawn]]
-            colour = colours.get(name)
-            axis.errorbar(x, y, yerr=np.maximum(error, 0), fmt="o-", ms=4, capsize=3, color=colour, label=_name(name))
+            aside = 0.012 * sizes[-1] * (number - 1)  # equal curves stay visible beside each other
+            error = np.maximum([[s.percent - s.low for _, s in drawn], [s.high - s.percent for _, s in drawn]], 0)
+            colour, marker = MARKS.get(name, ("0.4", "v"))
+            axis.errorbar(
+                [size + aside for size, _ in drawn],
+                [s.percent for _, s in drawn],
+                yerr=error,
+                fmt=f"{marker}-",
+                ms=5,
+                mfc="white",
+                capsize=3,
+                color=colour,
+                label=_name(name),
+            )
         if not axis.has_data():
             axis.text(0.5, 0.5, NOT_MEASURED, transform=axis.transAxes, ha="center", color="0.55")
-        axis.set(xlabel=label, ylim=(-3, 103))
+        axis.set(xlabel=label, ylim=(-3, 104))
     axes[0].set_ylabel("success, % (door, training positions)")
     handles, labels = max((axis.get_legend_handles_labels() for axis in axes), key=lambda found: len(found[0]))
     if handles:

@@ -220,3 +220,19 @@ def test_relief_is_the_depth_range_of_the_object_alone(frame: Frame) -> None:
 def test_unknown_matcher() -> None:
     with pytest.raises(UserError, match="choose one of embedded"):
         load_matcher("telepathy")
+
+
+def test_holes_in_the_depth_do_not_pull_points_towards_the_camera(world: World) -> None:
+    """Beside a pixel without return, depth comes from neighbours that have one; among such pixels, from nowhere."""
+    world.reset(Scene("camera", 0, 0, (0.5, 0.5)))
+    frame = world.observe()
+    rows, columns = np.nonzero(frame.mask)
+    centre = np.array([[columns[len(rows) // 2] + 0.4, rows[len(rows) // 2] + 0.0]])
+    u, v = centre[0].astype(int)
+    whole = sample_depth(frame, centre, "object")[0]
+    for nothing in (0.0, np.nan):
+        depth = frame.depth.copy()
+        depth[v, u + 1] = nothing
+        assert sample_depth(replace(frame, depth=depth), centre, "object")[0] == pytest.approx(whole, abs=0.02)
+        depth[v : v + 2, u : u + 2] = nothing
+        assert not sample_depth(replace(frame, depth=depth), centre, "object")[0] > 0
