@@ -13,6 +13,7 @@ The task appears only in `success`, so nothing else can leak it. What differs be
 
 from __future__ import annotations
 
+import math
 from functools import cache, cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -178,7 +179,7 @@ class World:
     def step(self, action: NDArray[np.floating]) -> None:
         """One control step: move the mocap by up to 1 cm per axis, five substeps of physics."""
         a = np.asarray(action, np.float64)
-        if a.shape != (SPEC.action_dim,) or not np.isfinite(a).all():
+        if a.shape != (SPEC.action_dim,) or not math.isfinite(a @ a):
             raise ValueError(f"an action is {SPEC.action_dim} finite numbers, not {action!r}")
         a = np.clip(a, -1.0, 1.0)
         self.data.mocap_pos[0] = np.clip(self.data.mocap_pos[0] + ACTION_SCALE * a[:3], MOCAP_LOW, MOCAP_HIGH)
