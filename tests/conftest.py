@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,9 @@ from memcorr.training.dataset import Dataset, load_dataset, measure
 from memcorr.training.experiments import EXPERIMENTS, Config
 from memcorr.worlds.world import World
 
+# Started in the background, a shell lets Ctrl-C be ignored, here and in every process started from here.
+with contextlib.suppress(ValueError):  # not the main thread
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)  # small networks: a second thread on a busy machine only waits
 
 

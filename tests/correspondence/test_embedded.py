@@ -79,9 +79,10 @@ def test_interrupted_training_ends_with_the_same_weights(
     assert all(torch.equal(a[k], b[k]) for k in a)
 
 
-def test_finished_and_foreign_folders(practised: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_finished_and_foreign_folders(practised: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     train(TINY, practised, workers=1)
-    assert "nothing to do" in capsys.readouterr().out
+    assert "nothing to do" in caplog.text
     with pytest.raises(UserError, match="another configuration"):
         train(replace(TINY, steps=5), practised, workers=1)
 

@@ -21,8 +21,8 @@ def everything(seed: int) -> list[Scene]:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 7])
 def test_expert_reaches_and_holds_every_configuration(world: World, seed: int) -> None:
-    """Seed 0: the 100 demonstration and 125 test scenes. Seed 7: every fifth of 225 others."""
-    for scene in everything(seed)[:: 5 if seed else 1]:
+    """Of the 100 demonstration and 125 test scenes of seed 0 every second, of those of seed 7 every fifth."""
+    for scene in everything(seed)[:: 5 if seed else 2]:
         for task in TASKS:
             outcome = run_expert(world, scene, task)
             assert outcome.held, (scene, task)

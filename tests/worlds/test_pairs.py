@@ -85,10 +85,10 @@ def test_nothing_moves_by_itself_towards_a_goal(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WORLDS)
 def test_the_expert_reaches_and_holds_everywhere(name: str) -> None:
-    """A grid of five by five places, and 25 scenes that nothing was chosen on, both tasks."""
+    """A grid of five by five places, and five scenes that nothing was chosen on, both tasks."""
     world, sides = a_world(name), np.linspace(0, 1, 5)
     grid = [scene(name, (float(x), float(y))) for x in sides for y in sides]
-    for place in (*grid, *evaluation_scenes("extreme", 20261117, world=name)):
+    for place in (*grid, *evaluation_scenes("extreme", 20261117, world=name)[::5]):
         world.reset(place)
         assert not world.touching(), place
         for task in world.pair.tasks:
