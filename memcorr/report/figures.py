@@ -236,6 +236,7 @@ FIGURES: dict[str, Drawn] = {
 
 def draw_all(lookup: Lookup, chosen: dict[str, Drawn], out: Path) -> dict[str, Path]:
     """Writes OUT/NAME.png and OUT/NAME.svg; returns the SVGs."""
+    out.mkdir(exist_ok=True)
     written = {}
     for name, (draw, _) in chosen.items():
         with matplotlib.rc_context(STYLE):

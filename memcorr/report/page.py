@@ -48,7 +48,7 @@ def introduction(lookup: Lookup) -> str:
 
 
 def markdown(lookup: Lookup, tables: Sequence[Table]) -> str:
-    figures = "\n".join(f"![{caption}]({name}.png)\n\n{caption}\n" for name, (_, caption) in FIGURES.items())
+    figures = "\n".join(f"![{caption}](figures/{name}.png)\n\n{caption}\n" for name, (_, caption) in FIGURES.items())
     return f"# {TITLE}\n\n{introduction(lookup)}\n\n{figures}\n" + "\n".join(t.markdown() for t in tables)
 
 
@@ -82,7 +82,7 @@ def write_report(
     """Reads every episodes.jsonl below `places`; returns the HTML page."""
     lookup = Lookup(find_episodes([Path(place) for place in places]), matcher, scene_seed)
     with claimed(Path(out)) as folder:
-        figures, tables = draw_all(lookup, FIGURES, folder), complete(lookup)
+        figures, tables = draw_all(lookup, FIGURES, folder / "figures"), complete(lookup)
         write_text(folder / "REPORT.md", markdown(lookup, tables))
         write_text(folder / "report.html", page(lookup, tables, figures))
     return folder / "report.html"

@@ -148,11 +148,10 @@ def test_the_report_is_the_same_bytes_and_self_contained(tmp_path: Path) -> None
         page = write_report([tmp_path / name], tmp_path / f"out-{name}")
         text = page.read_text()
         assert "http://" not in text.replace("http://www.w3.org", "") and "src='data:image" in text
-    files = sorted(path.name for path in (tmp_path / "out-a").iterdir())
-    assert files == sorted(
-        [f"{n}.{s}" for n in ("main", "objective", "phase", "positions", "robustness") for s in ("png", "svg")]
-        + ["report.html", "REPORT.md"]
-    )
+    written = (tmp_path / "out-a").rglob("*")
+    files = sorted(str(path.relative_to(tmp_path / "out-a")) for path in written if path.is_file())
+    names = ("main", "objective", "phase", "positions", "robustness")
+    assert files == sorted([*(f"figures/{n}.{s}" for n in names for s in ("png", "svg")), "report.html", "REPORT.md"])
     for file in files:
         assert (tmp_path / "out-a" / file).read_bytes() == (tmp_path / "out-b" / file).read_bytes(), file
 
