@@ -181,8 +181,9 @@ class World:
         a = np.asarray(action, np.float64)
         if a.shape != (SPEC.action_dim,) or not math.isfinite(a @ a):
             raise ValueError(f"an action is {SPEC.action_dim} finite numbers, not {action!r}")
-        a = np.clip(a, -1.0, 1.0)
-        self.data.mocap_pos[0] = np.clip(self.data.mocap_pos[0] + ACTION_SCALE * a[:3], MOCAP_LOW, MOCAP_HIGH)
+        a = np.minimum(np.maximum(a, -1.0), 1.0)  # as np.clip, in a tenth of the time
+        wanted = self.data.mocap_pos[0] + ACTION_SCALE * a[:3]
+        self.data.mocap_pos[0] = np.minimum(np.maximum(wanted, MOCAP_LOW), MOCAP_HIGH)
         self.data.mocap_quat[0] = MOCAP_QUAT
         self.data.ctrl[:] = a[3], -a[3]
         mujoco.mj_step(self.model, self.data, nstep=FRAME_SKIP)
