@@ -35,7 +35,8 @@ TASKS = WORLD_TASKS[DOOR]
 TestSet = Literal["validation", "boundary", "extreme", "camera", "combined", "disturbed"]
 TEST_SETS: tuple[TestSet, ...] = get_args(TestSet)
 
-DepthSampling = Literal["object", "bilinear"]
+# How located points become points in space (correspondence/lift); "paper" is to the letter.
+Lifting = Literal["rigid", "object", "paper"]
 Band = tuple[float, float]
 
 

@@ -9,7 +9,7 @@ import tyro
 
 from ..errors import UserError
 from ..runs import CORES
-from ..spec import DOOR, WORLD_TASKS, DepthSampling, Task, TestSet
+from ..spec import DOOR, WORLD_TASKS, Lifting, Task, TestSet
 from .options import Count, Processes, Seed, Speed, Whole, app, verb
 
 
@@ -51,7 +51,7 @@ def match(
     matcher: str = "embedded",
     pairs: Count = 80,
     rows: Count = 10_000,
-    depth_sampling: DepthSampling = "object",
+    lifting: Lifting = "rigid",
     workers: Processes = CORES,
 ) -> None:
     """Match training rows once: the correspondence cache of the mixed stage, and its error table.
@@ -62,7 +62,8 @@ def match(
         matcher: embedded, romav2, flow, or a file of weights for the embedded one.
         pairs: Training pairs of the store; the paper's are 0-79.
         rows: Rows of the cache, every frame 0 among them.
-        depth_sampling: "object" lifts from the object's own pixels, "bilinear" is the paper's.
+        lifting: "paper" is to the letter (bilinear depth, no abstaining, confidence as it comes), "object" takes depth
+            from the object's own pixels, "rigid" also fits the one motion that carries all points.
         workers: Processes. The result is the same for any number.
     """
     from ..correspondence.cache import beside_the_paper, build_cache, read_cache
@@ -70,7 +71,7 @@ def match(
     from ..demos.store import Store
 
     store = Store.open(data)
-    table = build_cache(store, out, matcher, pairs=pairs, rows=rows, depth_sampling=depth_sampling, workers=workers)
+    table = build_cache(store, out, matcher, pairs=pairs, rows=rows, lifting=lifting, workers=workers)
     cache = read_cache(out, store)
     area = draw_reliability(cache, out / "reliability.png")
     draw_matches(cache, store, out / "matches.png")
@@ -135,7 +136,7 @@ def evaluate(
     tasks: tuple[Task, ...] = (),
     world: str = DOOR,
     disturb: tuple[str, ...] = (),
-    depth_sampling: DepthSampling = "object",
+    lifting: Lifting = "rigid",
     data: Path | None = None,
     out: Path = Path("runs/evaluation"),
     workers: Processes = CORES,
@@ -160,7 +161,7 @@ def evaluate(
             action-noise (0.3), delay (3 steps), depth-noise (1), depth-holes (0.1), mask-erode (1 px),
             mask-dilate (2 px), mask-late (3 steps), extrinsics (1: 1 degree and 5 mm), azimuth (20 degrees),
             elevation (10 degrees). The condition "disturbed" takes them one after the other.
-        depth_sampling: As in `memcorr match`.
+        lifting: As in `memcorr match`.
         data: Demonstrations; pair 0 holds the references. If not given: data/demos, or, where that does not
             exist, a folder in OUT into which the references are recorded first.
         out: Folder of episodes.jsonl. The same command continues an interrupted run.
@@ -173,7 +174,7 @@ def evaluate(
     from ..worlds.disturbances import Disturbance
 
     pairing: Literal["kept", "permuted"] = "permuted" if permute_pairs else "kept"
-    shown = Intervention(reference, matcher, phase_offset, phase_speed, pairing, depth_sampling)
+    shown = Intervention(reference, matcher, phase_offset, phase_speed, pairing, lifting)
     wrong = [Disturbance.parse(text) for text in disturb]
     for name in WORLD_TASKS if world == "all" else (world,):
         rows = evaluate(

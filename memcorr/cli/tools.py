@@ -66,9 +66,8 @@ def _shown(finding: tuple[bool, str]) -> bool:
 @verb(matcher_app, "train")
 def matcher_train(
     out: Path = Path("runs/matcher"),
-    door: bool = True,
     seed: Seed = 0,
-    steps: Count = 3000,
+    steps: Count = 4500,
     threads: Processes = 1,
     workers: Processes = CORES,
 ) -> None:
@@ -76,7 +75,6 @@ def matcher_train(
 
     Args:
         out: Folder for practice scenes, training state and weights.
-        door: Include the door among the practice objects; --no-door holds it out entirely.
         seed: Draws scenes, pairs and initial weights.
         steps: Optimiser steps.
         threads: Threads of the training itself.
@@ -86,7 +84,7 @@ def matcher_train(
     from ..correspondence.embedded.train import MatcherConfig, train
 
     with runs.threads(threads):
-        train(MatcherConfig(seed=seed, steps=steps, door=door), out, workers)
+        train(MatcherConfig(seed=seed, steps=steps), out, workers)
 
 
 @verb(matcher_app, "evaluate")

@@ -25,7 +25,7 @@ from ..demos.phase import TieBreak, closest_frames, training_reference
 from ..demos.store import Demonstration, Store
 from ..errors import UserError
 from ..runs import CORES, claimed, read_json, spread, threads, write_json, written_whole
-from ..spec import PUBLISHED_CACHE_MM, PUBLISHED_CACHE_POINTS, SPEC, TASKS, Array, DepthSampling
+from ..spec import PUBLISHED_CACHE_MM, PUBLISHED_CACHE_POINTS, SPEC, TASKS, Array, Lifting
 from .lift import match_frames, prepare_references
 from .matcher import Matcher, is_weights, load_matcher, weights_digest
 from .matches import Matches, residuals
@@ -77,13 +77,13 @@ def match_demonstration(
     reference: Demonstration,
     anchors: NDArray[np.int64],
     tie_break: TieBreak,
-    sampling: DepthSampling,
+    lifting: Lifting,
 ) -> dict[str, NDArray]:
     """The cache rows of one query demonstration."""
     frames = closest_frames(query.joint[anchors], anchors, reference.joint, tie_break)
     unique, of_row = np.unique(frames, return_inverse=True)
     prepared = prepare_references(matcher, reference.frames(unique))
-    matches = match_frames(matcher, [prepared[k] for k in of_row], query.frames(anchors), sampling)
+    matches = match_frames(matcher, [prepared[k] for k in of_row], query.frames(anchors), lifting)
     if query.object_pose is None or reference.object_pose is None:
         raise UserError(f"{query.path} or its reference has no object_pose, which the error table needs")
     residual = residuals(matches, reference.object_pose[frames], query.object_pose[anchors])
@@ -130,7 +130,7 @@ class Matching:
             for d, anchors, path in jobs:
                 query = self.store.demonstration(d // len(TASKS), self.store.tasks[d % len(TASKS)])
                 reference = self.store.demonstration(training_reference(query.pair, self.settings["pairs"]), query.task)
-                how = self.settings["tie_break"], self.settings["depth_sampling"]
+                how = self.settings["tie_break"], self.settings["lifting"]
                 rows = match_demonstration(matcher, query, reference, anchors, *how)
                 with written_whole(path) as temporary:
                     temporary.write_bytes(save({"demonstration": np.full(len(anchors), d), **rows}))
@@ -146,7 +146,7 @@ def build_cache(
     rows: int = SPEC.cache_rows,
     seed: int = SPEC.cache_seed,
     tie_break: TieBreak = "elapsed",
-    depth_sampling: DepthSampling = "object",
+    lifting: Lifting = "rigid",
     workers: int = CORES,
 ) -> dict:
     """Makes or completes a cache; the same arguments give the same bytes. Returns its error table."""
@@ -161,7 +161,7 @@ def build_cache(
         "rows": rows,
         "seed": seed,
         "tie_break": tie_break,
-        "depth_sampling": depth_sampling,
+        "lifting": lifting,
     }
     demonstration, anchor = choose_rows(len(TASKS) * pairs, rows, seed)
     load_matcher(matcher)  # complains before anything is written

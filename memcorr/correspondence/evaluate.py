@@ -19,7 +19,7 @@ from tqdm import tqdm
 from ..demos.phase import reference_phase
 from ..errors import UserError
 from ..frames import Frame
-from ..spec import SPEC, TASKS, Array, DepthSampling, Task
+from ..spec import SPEC, TASKS, Array, Lifting, Task
 from ..worlds.expert import act
 from ..worlds.scenes import Scene, demonstration_scenes, evaluation_scenes
 from ..worlds.world import World
@@ -64,7 +64,7 @@ def views(world: World, scene: Scene, task: Task, every: int) -> Iterator[View]:
 
 
 def evaluate(
-    matcher: Matcher, setting: str, *, seed: int = 0, count: int | None = None, sampling: DepthSampling = "object"
+    matcher: Matcher, setting: str, *, seed: int = 0, count: int | None = None, lifting: Lifting = "rigid"
 ) -> dict[str, Any]:
     """Error table of one setting, with the paper's online mean (over decisions, then pooled)."""
     if setting not in SETTINGS:
@@ -91,7 +91,7 @@ def evaluate(
                 encoded.append(prepared[task, j])
                 ref_poses.append(references[task][j].T_world_object)
                 live_poses.append(view.T_world_object)
-    matches = match_frames(matcher, encoded, frames, sampling)
+    matches = match_frames(matcher, encoded, frames, lifting)
     residual = residuals(matches, np.stack(ref_poses), np.stack(live_poses))
     error = 1e3 * np.linalg.norm(residual, axis=-1)
     usable = matches.valid.any(axis=1)

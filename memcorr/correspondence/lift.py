@@ -8,7 +8,7 @@ exist. Nothing here knows which matcher it is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cv2
@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from ..frames import Frame
 from ..runs import padded
-from ..spec import SPEC, Array, DepthSampling
-from .matcher import Matcher, sample_bilinear
+from ..spec import SPEC, Array, Lifting
+from .matcher import Doubt, Matcher, sample_bilinear
 from .matches import Matches, join_matches
+from .rigid import settle
 
 BATCH = 8  # frames encoded or matched together, always: rounding must not depend on how many are left
 SIZE = SPEC.image_size
@@ -122,46 +123,75 @@ def match_frames(
     matcher: Matcher,
     references: Sequence[ReferenceFrame],
     frames: Sequence[Frame],
-    sampling: DepthSampling = "object",
+    lifting: Lifting = "rigid",
     batch: int = BATCH,
 ) -> Matches:
     """Matches (B, 16, ...) of prepared references against live frames, one to one, in batches of one shape."""
     parts = [
-        _match_batch(matcher, [references[i] for i in index], [frames[i] for i in index], sampling)
+        _match_batch(matcher, [references[i] for i in index], [frames[i] for i in index], lifting)
         for index in padded(len(frames), batch)
     ]
     return join_matches(*parts)[: len(frames)]
 
 
 def _match_batch(
-    matcher: Matcher, references: Sequence[ReferenceFrame], frames: Sequence[Frame], sampling: DepthSampling
+    matcher: Matcher, references: Sequence[ReferenceFrame], frames: Sequence[Frame], lifting: Lifting
 ) -> Matches:
+    matches, doubt = measure(matcher, references, frames, lifting)
+    if lifting == "paper":
+        return matches
+    confidence = np.clip(matcher.lifted_confidence(matches.confidence, doubt), 0.0, 1.0)
+    return replace(matches, confidence=np.where(matches.valid, confidence, 0.0))
+
+
+def measure(
+    matcher: Matcher, references: Sequence[ReferenceFrame], frames: Sequence[Frame], lifting: Lifting
+) -> tuple[Matches, Doubt]:
+    """Matches (B, 16, ...) with the matcher's confidence in the locations, and what may make the points worse.
+
+    "paper" lifts with bilinear depth whatever the matcher answers. "object" takes depth from the object's own
+    pixels and leaves out what the matcher does not trust; "rigid" then also puts the points where the motion
+    that most of them agree on carries their references.
+    """
     crops = [crop_object(frame) for frame in frames]
     uv_crop, confidence = matcher.match(
         [r.encoding for r in references],
         np.stack([r.pixels for r in references]),
         np.stack([crop.rgb for crop in crops]),
     )
+    if lifting != "paper":
+        uv_crop = np.where((confidence < matcher.abstains_below)[..., None], np.nan, uv_crop)
     located = list(zip(frames, crops, uv_crop, strict=True))
-    lifted = [lift_query(frame, crop, uv, sampling) for frame, crop, uv in located]
+    lifted = [lift_query(frame, crop, uv, lifting) for frame, crop, uv in located]
     around = np.stack([relief(frame, crop.to_original(uv)) for frame, crop, uv in located])
-    confidence = matcher.lifted_confidence(confidence, around)
     p_ref = np.stack([r.p_ref for r in references])
     p_live = np.stack([points for points, _ in lifted])
     valid = np.stack([ok for _, ok in lifted]) & np.stack([r.valid for r in references]) & np.isfinite(confidence)
-    return Matches(p_ref, p_live, np.where(valid, np.clip(confidence, 0.0, 1.0), 0.0), valid)
+    confidence = np.where(valid, np.clip(confidence, 0.0, 1.0), 0.0)
+    misfit, spread = np.zeros(valid.shape), np.zeros(valid.shape)
+    if lifting == "rigid":
+        for i, frame in enumerate(frames):
+            weight = np.where(valid[i], np.maximum(confidence[i], 0.02), 0.0)
+            settled = settle(p_ref[i], p_live[i], weight, pixel_size(frame, p_live[i]))
+            p_live[i], misfit[i], spread[i] = settled.p_live, settled.misfit, settled.spread
+    return Matches(p_ref, p_live, confidence, valid), Doubt(around, misfit, spread)
 
 
-def sample_depth(frame: Frame, uv: Array, sampling: DepthSampling) -> Array:
+def pixel_size(frame: Frame, p: Array) -> Array:
+    """How far apart neighbouring pixels are at points (N, 3): metres."""
+    return np.maximum(frame.camera.project(p)[1], 1e-3) / frame.camera.K[0, 0]
+
+
+def sample_depth(frame: Frame, uv: Array, lifting: Lifting) -> Array:
     """Query depth at sub-pixel locations (N, 2).
 
-    "bilinear" is the paper's: at the object's outline it blends the object with what lies behind
-    it, so that even perfect matches lift to 50 mm of error at the 95th percentile. "object" is
+    The paper's is bilinear: at the object's outline it blends the object with what lies behind
+    it, so that even perfect matches lift to 50 mm of error at the 95th percentile. Ours is
     bilinear over the object's own pixels, which leaves 7 mm (LOG.md).
     """
     with np.errstate(invalid="ignore", divide="ignore"):
         depth = frame.depth.astype(np.float64)
-        if sampling == "bilinear":
+        if lifting == "paper":
             return sample_bilinear(depth, uv)
         own = frame.mask & np.isfinite(depth) & (depth > 0)  # a hole is no depth, not depth zero
         return sample_bilinear(np.where(own, depth, 0.0), uv) / sample_bilinear(own.astype(float), uv)
@@ -187,7 +217,7 @@ def relief(frame: Frame, uv: Array) -> Array:
 
 
 def lift_query(
-    frame: Frame, crop: Crop, uv_crop: Array, sampling: DepthSampling = "object"
+    frame: Frame, crop: Crop, uv_crop: Array, lifting: Lifting = "object"
 ) -> tuple[Array, NDArray[np.bool_]]:
     """World points of matched locations (16, 2) in the query crop, and their validity."""
     in_range: NDArray[np.bool_] = np.isfinite(uv_crop[:, 0]) & np.isfinite(uv_crop[:, 1])
@@ -197,7 +227,7 @@ def lift_query(
     in_range = in_range & (nearest >= 0).all(axis=-1) & (nearest[:, 0] <= W - 1) & (nearest[:, 1] <= H - 1)
     uv = np.where(in_range[:, None], uv, 0.0)
     columns, rows = np.rint(uv).astype(np.int64).T
-    depth = sample_depth(frame, uv, sampling)
+    depth = sample_depth(frame, uv, lifting)
     p_live, lifted = lift(frame, np.clip(uv, 0, [W - 1, H - 1]), depth)
     valid = in_range & lifted & frame.mask[rows, columns]
     return np.where(valid[:, None], p_live, 0.0), valid

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,10 +23,20 @@ from ..errors import UserError
 from ..spec import Array
 
 
+@dataclass(frozen=True)
+class Doubt:
+    """What lifting knows against points (..., N), metres."""
+
+    relief: Array  # (..., N, 2) range of the object's depth over the 2x2 and 3x3 pixels around them
+    misfit: Array  # (..., N) between measured and fitted to a rigid motion; 0 where nothing was fitted
+    spread: Array  # (..., N) expected error of the fitted motion there; 0 where nothing was fitted
+
+
 class Matcher(Protocol):
     """A frozen matcher. Batches have a leading axis B; one result never depends on its neighbours'."""
 
     name: str
+    abstains_below: float = 0.0  # confidence below which it has no answer; the paper's lifting asks all the same
 
     def encode(self, crops: NDArray[np.uint8]) -> list[Any]:
         """Reference crops (B, 128, 128, 3) -> one opaque encoding each, to be kept and reused."""
@@ -41,9 +52,9 @@ class Matcher(Protocol):
         """
         ...
 
-    def lifted_confidence(self, confidence: Array, relief: Array) -> Array:
+    def lifted_confidence(self, confidence: Array, doubt: Doubt) -> Array:
         """Confidence in the lifted points: that in the locations (..., N), unless the matcher has learned
-        what the relief of the object's depth around them (..., N, 2), `lift.relief`, does to it."""
+        what `doubt` does to it."""
         return confidence
 
 

@@ -36,7 +36,7 @@ class PolicyController:
     ) -> None:
         self.policy, self.shown, self.watch = policy, shown, Stopwatch()
         matcher = None if shown.matcher in (GROUND_TRUTH, NO_MATCHER) else load_matcher(shown.matcher)
-        self.planner = Planner(policy, matcher, lanes, shown.depth_sampling)
+        self.planner = Planner(policy, matcher, lanes, shown.lifting)
         self.references = {task: Reference(d, matcher) for task, d in demonstrations.items()}
         with self.watch("references"):  # every phase that a rollout can reach
             for reference in self.references.values():
@@ -157,7 +157,7 @@ class ReplayController:
         if self.matcher is None:
             T_ref, T_live = true_poses([(reference, 0)], [decision])
             return T_live[0, :3, 3] - T_ref[0, :3, 3], None
-        matches = match_frames(self.matcher, [reference.at(0)], [seen(decision)], self.shown.depth_sampling)[0]
+        matches = match_frames(self.matcher, [reference.at(0)], [seen(decision)], self.shown.lifting)[0]
         if matches.valid.sum() < SPEC.min_valid:
             return np.zeros(3), matches
         return np.median((matches.p_live - matches.p_ref)[matches.valid], axis=0), matches

@@ -16,7 +16,7 @@ from typing import Any
 from ..errors import UserError
 from ..runs import write_text
 from ..spec import DOOR, TEST_SETS, WORLD_TASKS, Task
-from .intervention import Intervention
+from .intervention import GROUND_TRUTH, NO_MATCHER, Intervention
 
 EPISODES = "episodes.jsonl"
 
@@ -70,7 +70,7 @@ class Episode(Outcome):
             shown.reference,
             shown.matcher,
             shown.pairing,
-            shown.depth_sampling,
+            shown.lifting,
             shown.phase_offset,
             shown.phase_speed,
             self.disturbance,
@@ -102,7 +102,7 @@ PROMISED = (
 )
 COLUMNS = (
     *PROMISED,
-    *("stage", "checkpoint", "pairing", "depth_sampling", "matched_replans", "reference_file", "matcher_weights"),
+    *("stage", "checkpoint", "pairing", "lifting", "matched_replans", "reference_file", "matcher_weights"),
     *("world", "disturbance", "final_progress"),
 )
 _SHOWN = {f.name for f in dataclasses.fields(Intervention)}
@@ -114,6 +114,8 @@ def parse(content: Any) -> Episode:
     if missing := [name for name in PROMISED if name not in content]:
         raise ValueError(f"without {', '.join(missing)}")
     known = {name: content[name] for name in COLUMNS if name in content}
+    if known["matcher"] not in (GROUND_TRUTH, NO_MATCHER):
+        known.setdefault("lifting", "object")  # all there was before rows said so
     shown = Intervention(**{name: known.pop(name) for name in _SHOWN & known.keys()})
     return Episode(**{**known, "u": tuple(known["u"]), "shown": shown})
 

@@ -98,7 +98,7 @@ def settle(subject: Subject, shown: Intervention) -> Intervention:
         raise UserError(f"{subject.experiment} needs a matcher: {', '.join(MATCHERS)} or {GROUND_TRUTH}")
     if matched and shown.matcher != GROUND_TRUTH:
         return shown
-    return replace(shown, matcher=shown.matcher if matched else NO_MATCHER, depth_sampling="object")
+    return replace(shown, matcher=shown.matcher if matched else NO_MATCHER, lifting="rigid")
 
 
 def list_jobs(

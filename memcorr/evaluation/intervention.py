@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..demos.phase import reference_phase
-from ..spec import DepthSampling, Task, opposite
+from ..spec import Lifting, Task, opposite
 
 ReferenceChoice = Literal["correct", "empty", "opposite"]
 Pairing = Literal["kept", "permuted"]
@@ -26,7 +26,7 @@ class Intervention:
     phase_offset: int = 0  # delta, frames of the reference
     phase_speed: float = 1.0  # rho
     pairing: Pairing = "kept"  # or live points exchanged among the valid pairs
-    depth_sampling: DepthSampling = "object"
+    lifting: Lifting = "rigid"
 
     def supplied(self, task: Task, world: str) -> Task:
         """The task of the reference that is supplied when `task` is asked for."""

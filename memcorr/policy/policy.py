@@ -25,7 +25,7 @@ from ..demos.store import Demonstration
 from ..errors import UserError
 from ..frames import Frame, check_frame
 from ..runs import choose_device, padded
-from ..spec import SPEC, Array, DepthSampling
+from ..spec import SPEC, Array, Lifting
 from .checkpoint import CONFIG, MODEL, Checkpoint, Design, read_checkpoint
 from .condition import Condition, Images, build_condition, shrink
 from .relations import Relations, build_relations, empty_relations
@@ -158,17 +158,15 @@ class Reference:
 class Planner:
     """Match, relate, sample: the one path from frames and references to plans, for any number at once."""
 
-    def __init__(
-        self, policy: Policy, matcher: Matcher | None, lanes: int = 1, sampling: DepthSampling = "object"
-    ) -> None:
-        self.policy, self.matcher, self.lanes, self.sampling = policy, matcher, lanes, sampling
+    def __init__(self, policy: Policy, matcher: Matcher | None, lanes: int = 1, lifting: Lifting = "rigid") -> None:
+        self.policy, self.matcher, self.lanes, self.lifting = policy, matcher, lanes, lifting
 
     def match(self, shown: Sequence[tuple[Reference, int]], frames: Sequence[Frame]) -> Matches | None:
         """Point pairs (B, 16, ...) between frame j of each reference and the live frames; None without a matcher."""
         if self.matcher is None:
             return None
         references = [reference.at(j) for reference, j in shown]
-        return match_frames(self.matcher, references, frames, self.sampling, self.lanes)
+        return match_frames(self.matcher, references, frames, self.lifting, self.lanes)
 
     def plan(self, requests: Sequence[Request]) -> list[Plan]:
         return self.policy.plan(requests, self.lanes)

@@ -50,7 +50,7 @@ class Contenders:
     def _usual(e: Episode, lookup: Lookup) -> bool:
         shown = e.shown
         matcher = SCRIPTED.get(e.experiment, lookup.matcher)
-        plain = (shown.reference, shown.pairing, shown.depth_sampling) == ("correct", "kept", "object")
+        plain = (shown.reference, shown.pairing, shown.lifting) == ("correct", "kept", "rigid")
         return (
             plain and shown.usual_phase and shown.matcher in (matcher, NO_MATCHER) and e.stage in ("final", "scripted")
         )

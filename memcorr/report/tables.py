@@ -186,8 +186,8 @@ def told(shown: Intervention) -> str:
         words.append("permuted pairing")
     if not shown.usual_phase:
         words.append(f"phase {shown.phase_offset:+d}, × {shown.phase_speed:g}")
-    if shown.depth_sampling != "object":
-        words.append(f"{shown.depth_sampling} depth")
+    if shown.lifting != "rigid":
+        words.append(f"lifting {shown.lifting}")
     return ", ".join(words)
 
 

@@ -14,6 +14,7 @@ The task appears only in `success`, so nothing else can leak it. What differs be
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cache, cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -56,12 +57,14 @@ def camera_pose(pair: Pair, azimuth_deg: float = 0.0, elevation_deg: float = 0.0
     return look_at(target + R_z @ offset, target)
 
 
-def build_model(scene: str) -> mujoco.MjModel:
-    """One of Meta-World's scenes, plus one calibrated camera."""
+def build_model(scene: str, furnish: Callable[[mujoco.MjSpec], None] | None = None) -> mujoco.MjModel:
+    """One of Meta-World's scenes, plus one calibrated camera and whatever `furnish` adds."""
     package = find_spec("metaworld")  # located, not imported: its import takes seconds
     assert package is not None and package.origin is not None
     spec = mujoco.MjSpec.from_file(str(Path(package.origin).parent / "assets/sawyer_xyz" / f"{scene}.xml"))
     spec.worldbody.add_camera(name=CAMERA_NAME, fovy=CAMERA_FOVY)
+    if furnish is not None:
+        furnish(spec)
     model = spec.compile()
     model.eq_data[model.eq_type == mujoco.mjtEq.mjEQ_WELD] = WELD
     return model

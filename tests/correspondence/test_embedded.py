@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from memcorr.correspondence.embedded import train as training
+from memcorr.correspondence.embedded.assemblies import SCENERY_TEXTURES
 from memcorr.correspondence.embedded.matcher import WEIGHTS, EmbeddedMatcher, load_network
 from memcorr.correspondence.embedded.network import MatchNetwork, around_the_peak, sample
-from memcorr.correspondence.embedded.practice import Group, load_groups
+from memcorr.correspondence.embedded.practice import SCENERY, Group, build_practice, is_assembly, load_groups
 from memcorr.correspondence.embedded.train import MatcherConfig, grid_targets, logistic_regression, make_pair, train
 from memcorr.correspondence.lift import BATCH, crop_object, match_frames, prepare_references
+from memcorr.correspondence.matcher import Doubt
 from memcorr.correspondence.pictures import auc
 from memcorr.demos.store import Store
 from memcorr.errors import UserError
+from memcorr.worlds.gl import mujoco
+from memcorr.worlds.pairs import PAIRS
+from memcorr.worlds.world import build_model
 
-TINY = MatcherConfig(steps=4, batch=2, points=32, door=False, objects=("sawyer_drawer",), groups=2, calibration=2)
+TINY = MatcherConfig(
+    steps=4, batch=2, points=32, scenes=("sawyer_dial",), held_out=("sawyer_box",), assemblies=1, groups=2,
+    check_every=2, check=1, calibration=2,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +43,8 @@ def practised(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def groups(practised: Path) -> list[Group]:
-    return load_groups(practised / "practice" / "sawyer_drawer.safetensors")
+    names = ("sawyer_dial", "assembly-000")
+    return [group for name in names for group in load_groups(practised / "practice" / f"{name}.safetensors")]
 
 
 def test_a_view_paired_with_itself_is_the_identity(groups: list[Group]) -> None:
@@ -64,10 +75,10 @@ def test_interrupted_training_ends_with_the_same_weights(
     (tmp_path / "practice").symlink_to(practised / "practice")
     batch = training.Practice.batch
 
-    def interrupted(self: training.Practice, step: int) -> list[training.Pair]:
+    def interrupted(self: training.Practice, step: int, held_out: bool = False) -> list[training.Pair]:
         if step == 3:
             raise KeyboardInterrupt
-        return batch(self, step)
+        return batch(self, step, held_out)
 
     with monkeypatch.context() as patch:
         patch.setattr(training.Practice, "batch", interrupted)
@@ -119,11 +130,15 @@ def test_shipped_weights_are_small_and_folding_changes_nothing() -> None:
 
 
 def test_confidence_in_a_point_is_that_in_its_location_unless_depth_varies() -> None:
-    matcher = EmbeddedMatcher()
-    sure, flat, steep = np.array([0.2, 0.9]), np.zeros((2, 2)), np.full((2, 2), 0.2)
+    matcher, nothing = EmbeddedMatcher(), np.zeros(2)
+    sure = np.array([0.2, 0.9])
+    flat, steep = (Doubt(np.full((2, 2), span), nothing, nothing) for span in (0.0, 0.2))
     assert (matcher.lifted_confidence(sure, steep) < 0.8 * matcher.lifted_confidence(sure, flat)).all()
+    close, loose = (Doubt(np.zeros((2, 2)), nothing, np.full(2, spread)) for spread in (0.002, 0.02))
+    assert (matcher.lifted_confidence(sure, loose) < 0.8 * matcher.lifted_confidence(sure, close)).all()
     matcher.network.calibration = MatchNetwork().calibration  # none
-    np.testing.assert_allclose(matcher.lifted_confidence(sure, steep), sure, atol=1e-6)
+    for doubt in (steep, loose):
+        np.testing.assert_allclose(matcher.lifted_confidence(sure, doubt), sure, atol=1e-6)
 
 
 def test_without_trust_there_is_no_answer(store: Store) -> None:
@@ -133,6 +148,40 @@ def test_without_trust_there_is_no_answer(store: Store) -> None:
     matcher.network.get_parameter("trust.2.bias").fill_(-50.0)
     matches = match_frames(matcher, prepare_references(matcher, [frame]), [frame])
     assert not matches.valid.any() and np.isfinite(matches.p_live).all() and not matches.confidence.any()
+
+
+def test_nothing_that_is_evaluated_was_practised() -> None:
+    """The weights say what they have practised on; no scene, mesh or texture is one of the ten worlds."""
+    with safe_open(WEIGHTS, "np") as file:
+        told = file.metadata()
+    practised = [*json.loads(told["practised"]), *json.loads(told["held_out"])]
+    assert len(practised) > 50
+    evaluated = [build_model(pair.scene) for pair in PAIRS.values()]
+    seen = {scene: build_practice(scene, 0) for scene in practised if not is_assembly(scene)}
+    assert seen and not {pair.scene for pair in PAIRS.values()} & seen.keys()
+    for scene, model in seen.items():
+        for other in evaluated:
+            assert not shapes(model) & shapes(other), scene
+            assert not pictures(model) & pictures(other), scene
+
+
+def shapes(model: mujoco.MjModel) -> set[bytes]:
+    """Digests of the meshes of everything but robot and furniture."""
+    roots = [model.body(model.body_rootid[model.geom_bodyid[g]]).name for g in range(model.ngeom)]
+    used = {int(model.geom_dataid[g]) for g in range(model.ngeom) if roots[g] not in SCENERY} - {-1}
+    parts = [slice(model.mesh_vertadr[m], model.mesh_vertadr[m] + model.mesh_vertnum[m]) for m in used]
+    return {model.mesh_vert[part].tobytes() for part in parts}
+
+
+def pictures(model: mujoco.MjModel) -> set[bytes]:
+    """The textures of everything but the room."""
+    names = [(t, model.tex(t).name) for t in range(model.ntex)]
+    size = model.tex_width * model.tex_height * model.tex_nchannel
+    return {
+        model.tex_data[model.tex_adr[t] : model.tex_adr[t] + size[t]].tobytes()
+        for t, name in names
+        if name and name not in SCENERY_TEXTURES
+    }
 
 
 def test_logistic_regression_recovers_the_odds() -> None:

@@ -151,13 +151,13 @@ def test_mask_membership_is_the_nearest_pixel(frame: Frame) -> None:
     assert valid.tolist() == [True, False]
 
 
-def test_depth_sampling_paper_and_object(frame: Frame) -> None:
+def test_depth_of_the_paper_and_of_the_object(frame: Frame) -> None:
     """Beyond the outline the paper's bilinear depth blends in the background; ours does not."""
     depth = np.full((128, 128), 3.0, np.float32)
     depth[:, :64] = 1.0
     wall = replace(frame, depth=depth, mask=depth == 1.0)
     uv = np.array([[63.25, 10.0], [40.5, 7.25]])
-    np.testing.assert_allclose(sample_depth(wall, uv, "bilinear"), [1.5, 1.0])
+    np.testing.assert_allclose(sample_depth(wall, uv, "paper"), [1.5, 1.0])
     np.testing.assert_allclose(sample_depth(wall, uv, "object"), [1.0, 1.0])
 
 

@@ -16,10 +16,9 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from ...errors import UserError
 from ...spec import Array
-from ..matcher import Matcher
-from .network import MatchNetwork, Pyramid, trust_evidence
+from ..matcher import Doubt, Matcher
+from .network import MatchNetwork, Pyramid
 
-ABSTAIN = 0.15  # trust below which the matcher has no answer: the point is probably hidden
 WEIGHTS = Path(__file__).parent / "embedded.safetensors"
 
 
@@ -60,10 +59,11 @@ def fold_batch_norms(network: MatchNetwork) -> None:
 
 class EmbeddedMatcher(Matcher):
     name = "embedded"
+    abstains_below = 0.15  # the point is probably hidden
 
-    def __init__(self, weights: Path = WEIGHTS, device: str = "cpu") -> None:
+    def __init__(self, weights: Path = WEIGHTS, device: str = "cpu", network: MatchNetwork | None = None) -> None:
         self.device = device
-        self.network = load_network(weights).to(device)
+        self.network = (network or load_network(weights)).to(device)
 
     @torch.inference_mode()
     def encode(self, crops: NDArray[np.uint8]) -> list[Pyramid]:
@@ -79,12 +79,28 @@ class EmbeddedMatcher(Matcher):
         query = self.network.encode(images(queries).to(self.device))
         uv = torch.from_numpy(np.asarray(pixels, np.float32)).to(self.device)
         located = self.network.locate(reference, query, uv)
-        trust = located.trust.sigmoid().double().cpu().numpy()
-        return np.where(trust[..., None] < ABSTAIN, np.nan, located.uv.double().cpu().numpy()), trust
+        return located.uv.double().cpu().numpy(), located.trust.sigmoid().double().cpu().numpy()
 
     @torch.inference_mode()
-    def lifted_confidence(self, confidence: Array, relief: Array) -> Array:
+    def lifted_confidence(self, confidence: Array, doubt: Doubt) -> Array:
         """Estimates the probability that the lifted point is within 10 mm of the truth."""
-        trust = torch.from_numpy(confidence).logit(1e-6)
-        evidence = trust_evidence(trust, torch.from_numpy(relief))
+        evidence = torch.from_numpy(trust_evidence(confidence, doubt))
         return (evidence @ self.network.calibration.double().cpu()).sigmoid().numpy()
+
+
+def trust_evidence(confidence: Array, doubt: Doubt) -> Array:
+    """What confidence in a lifted point is computed from (..., 8): for points as measured the first four, for
+    points put where a rigid motion carries them the others; those that do not apply are zero.
+
+    A constant and the log odds of trust in the location; then the relief of the depth around it, which matters
+    from some 40 and 80 mm on, or the expected error of the motion there and the distance it was moved by.
+    """
+    trust = np.clip(confidence, 1e-6, 1 - 1e-6)
+    odds, one = np.log(trust / (1 - trust)), np.ones_like(trust)
+    relief = np.log1p((doubt.relief / [0.04, 0.08]) ** 2)
+    fitted = (doubt.spread > 0)[..., None]
+    expected = np.log(np.maximum(doubt.spread, 1e-5) / 0.005)
+    moved = np.log1p((doubt.misfit / 0.02) ** 2)
+    as_measured = np.stack([one, odds, relief[..., 0], relief[..., 1]], axis=-1)
+    as_carried = np.stack([one, odds, expected, moved], axis=-1)
+    return np.concatenate([np.where(fitted, 0.0, as_measured), np.where(fitted, as_carried, 0.0)], axis=-1)

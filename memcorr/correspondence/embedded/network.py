@@ -178,7 +178,7 @@ class MatchNetwork(nn.Module):
         self.trust = nn.Sequential(nn.Linear(steps * (EVIDENCE + 4) + 4, 64), nn.GELU(), nn.Linear(64, 1))
         self.log_temperature = nn.Parameter(torch.tensor(0.0))
         self.calibration: Tensor
-        self.register_buffer("calibration", torch.tensor([0.0, 1.0, 0.0, 0.0]))  # of `trust_evidence`: none
+        self.register_buffer("calibration", torch.tensor([0.0, 1.0, 0.0, 0.0] * 2))  # of `trust_evidence`: none
 
     def encode(self, images: Tensor) -> Pyramid:
         """RGB in [0, 1], (B, 3, 128, 128)."""
@@ -227,13 +227,6 @@ class MatchNetwork(nn.Module):
         probability = logits.softmax(-1)
         peaks = torch.cat([probability.topk(3).values, probability.square().sum(-1, keepdim=True)], dim=-1)
         return Located(logits, stages, self.trust(torch.cat([*steps, peaks], dim=-1))[..., 0])
-
-
-def trust_evidence(trust: Tensor, relief: Tensor) -> Tensor:
-    """What confidence in a lifted point is computed from (..., 4): a constant, the logit of trust in its
-    location and the relief of the object's depth around it, which matters from some 40 and 80 mm on."""
-    depth = torch.log1p((relief / torch.tensor([0.04, 0.08]).to(relief)) ** 2)
-    return torch.cat([torch.ones_like(trust)[..., None], trust[..., None], depth], dim=-1)
 
 
 def over_channels(norm: nn.LayerNorm, x: Tensor) -> Tensor:

@@ -1,14 +1,13 @@
-"""Practice scenes for the embedded matcher: many Meta-World objects, everything randomised.
+"""Practice scenes for the embedded matcher: objects that no evaluation shows, everything randomised.
 
-A *group* is one object in one look (colours, textures): a rigid body of one of Meta-World's scenes,
-seen in a handful of views that differ in joint angles, positions, camera, light and where the robot
-is. Any two views of a group make a training pair whose exact warp follows from depth, cameras and
-the body's poses. Colours are drawn anew for most groups, so colour cannot be relied on.
+A *group* is one object in one look (colours, textures): a rigid body of one of Meta-World's other scenes,
+or of an assembly made up for the purpose, seen in a handful of views that differ in joints, positions,
+camera, light and where the robot is. Any two views of a group make a training pair whose exact warp follows
+from depth, cameras and the body's poses. No mesh and no texture of the ten worlds' objects is ever drawn.
 """
 
 from __future__ import annotations
 
-import colorsys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -23,41 +22,39 @@ from ...frames import Camera, Frame, look_at
 from ...runs import claimed, spread, written_whole
 from ...spec import SPEC, Array
 from ...worlds.gl import mujoco
-from ...worlds.pairs import PAIRS
 from ...worlds.render import Renderer
-from ...worlds.world import CAMERA_FOVY, CAMERA_NAME, CAMERA_OFFSET, MOCAP_QUAT, build_model
+from ...worlds.world import CAMERA_NAME, MOCAP_QUAT, build_model
+from .assemblies import BASE, PART, add_assembly, add_textures, assemble, paint, random_colour
 
-# Everything that shares the door's meshes is left out when the door is held out.
-DOOR_RELATIVES = ("sawyer_door_pull", "sawyer_door_lock")
-OTHER_SCENES = (
+# Meta-World's scenes whose objects are in none of the ten worlds, neither whole nor by a mesh.
+SCENES = (
     "sawyer_assembly_peg",
     "sawyer_basketball",
-    "sawyer_box",
+    "sawyer_bin_picking",
     "sawyer_button_press",
     "sawyer_button_press_topdown",
-    "sawyer_coffee",
     "sawyer_dial",
-    "sawyer_drawer",
-    "sawyer_faucet",
     "sawyer_hammer",
-    "sawyer_handle_press",
-    "sawyer_handle_press_sideways",
     "sawyer_laptop",
-    "sawyer_lever_pull",
     "sawyer_peg_insertion_side",
     "sawyer_peg_unplug_side",
-    "sawyer_plate_slide",
+    "sawyer_pick_place_v3",
     "sawyer_shelf_placing",
+    "sawyer_shelf_removing",
     "sawyer_soccer",
-    "sawyer_stick_obj",
-    "sawyer_window",
-    "sawyer_window_horizontal",
+    "sawyer_sweep_tool",
 )
+HELD_OUT = ("sawyer_box", "sawyer_lever_pull", "sawyer_stick_obj", "assembly-900", "assembly-901", "assembly-902")
+EMPTY_SCENE = "sawyer_reach_v3"  # what assemblies stand in; its block is put away
+AWAY = (5.0, 5.0, 0.0)
 SCENERY = {"world", "base", "mocap", "tablelink", "RetainingWall"}  # top-level bodies that are no objects
-DOOR, NEAR = "sawyer_door_pull", "@near"  # the door as the policy's camera sees it, in `NEAR` scenes
-LOOKS_AT = np.array(PAIRS["door"].look_at)  # the door's camera
 VIEWS = 6
-MIN_PIXELS = 120
+MIN_PIXELS = 40
+
+
+def is_assembly(scene: str) -> bool:
+    """Names like assembly-017: the number draws its meshes."""
+    return scene.startswith("assembly-")
 
 
 @dataclass(frozen=True)
@@ -68,11 +65,35 @@ class Group:
     T_world_object: Array  # (views, 4, 4)
 
 
+def build_practice(scene: str, seed: int) -> mujoco.MjModel:
+    """One of Meta-World's scenes or an assembly, with textures of our own."""
+    rng = np.random.default_rng([seed, *scene.encode()])
+
+    def furnish(spec: mujoco.MjSpec) -> None:
+        add_textures(spec)
+        if is_assembly(scene):
+            add_assembly(spec, rng)
+
+    model = build_model(EMPTY_SCENE if is_assembly(scene) else scene, furnish)
+    paint(model, rng)
+    if is_assembly(scene):
+        joint = model.joint("objjoint")
+        model.qpos0[joint.qposadr[0] : joint.qposadr[0] + 3] = AWAY
+    return model
+
+
+def robot_joints(model: mujoco.MjModel) -> NDArray[np.int64]:
+    """Where the arm's and the fingers' joints are in qpos: not always first."""
+    of_robot = [model.body(model.body_rootid[b]).name == "base" for b in model.jnt_bodyid]
+    return model.jnt_qposadr[np.array(of_robot)].astype(np.int64)
+
+
 def robot_postures(count: int, seed: int) -> Array:
     """Arm joints (count, 9) with the hand at random places above the table."""
-    model = build_model(DOOR)
+    model = build_model(EMPTY_SCENE)
     data = mujoco.MjData(model)
-    model.body("door").pos[:] = (3.0, 3.0, 0.15)  # out of the way
+    data.qpos[model.joint("objjoint").qposadr[0] :][:3] = AWAY
+    joints = robot_joints(model)
     rng = np.random.default_rng(seed)
     postures = []
     for _ in range(count):
@@ -81,19 +102,17 @@ def robot_postures(count: int, seed: int) -> Array:
         grip = rng.uniform(-1, 1)
         data.ctrl[:] = grip, -grip
         mujoco.mj_step(model, data, nstep=250)
-        postures.append(data.qpos[:9].copy())
+        postures.append(data.qpos[joints].copy())
     return np.stack(postures)
 
 
 def candidates(model: mujoco.MjModel) -> list[int]:
-    """Bodies that can be the object: seen, and neither robot nor furniture."""
+    """Bodies that can be the object: seen, and neither robot nor furniture; of an assembly mostly its part."""
+    if any(model.body(b).name == PART for b in range(model.nbody)):
+        return [model.body(PART).id] * 3 + [model.body(BASE).id]
     seen = (model.geom_group <= 2) & (model.geom_rgba[:, 3] > 0) & (model.geom_type != mujoco.mjtGeom.mjGEOM_PLANE)
     bodies = np.unique(model.geom_bodyid[seen])
     return [int(b) for b in bodies if model.body(model.body_rootid[b]).name not in SCENERY]
-
-
-def random_colour(rng: np.random.Generator) -> Array:
-    return np.array(colorsys.hsv_to_rgb(rng.uniform(), rng.uniform(0, 0.9), rng.uniform(0.15, 1.0)))
 
 
 def randomise_look(model: mujoco.MjModel, stock: mujoco.MjModel, rng: np.random.Generator, keep: float = 0.3) -> None:
@@ -132,16 +151,27 @@ def vary_light(model: mujoco.MjModel, rng: np.random.Generator) -> None:
 
 @dataclass(frozen=True)
 class Around:
-    """Where a group's views scatter: all draws are in [-1, 1] or [0, 1] and scaled where they are used."""
+    """What a group's views scatter around."""
 
     joints: Array  # (joints,) position within the range, [0, 1]
-    place: Array  # (bodies, 2)
-    camera: Array  # (3,) azimuth, elevation, distance
-    near: bool  # only the policy's own camera, turned about its axis
+    place: Array  # (2,) metres
+    height: float  # metres above where the scene has it
+    heading: float  # of the camera, radians
+    elevation: float
+    pixels: float  # that the object's diameter covers
+    fovy: float  # degrees
 
     @staticmethod
-    def draw(model: mujoco.MjModel, near: bool, rng: np.random.Generator) -> Around:
-        return Around(rng.uniform(0, 1, model.njnt), rng.uniform(-1, 1, (model.nbody, 2)), rng.uniform(-1, 1, 3), near)
+    def draw(model: mujoco.MjModel, rng: np.random.Generator) -> Around:
+        return Around(
+            joints=rng.uniform(0, 1, model.njnt),
+            place=rng.uniform((-0.12, -0.1), (0.12, 0.1)),
+            height=rng.uniform(0, 0.15) if rng.uniform() < 0.4 else 0.0,
+            heading=np.radians(rng.uniform(-200, 20)),  # not from behind
+            elevation=np.radians(rng.uniform(15, 65)),
+            pixels=float(np.exp(rng.uniform(np.log(20), np.log(110)))),
+            fovy=rng.uniform(30, 60),
+        )
 
 
 def randomise_view(
@@ -155,10 +185,11 @@ def randomise_view(
 ) -> None:
     """Joints, object positions, robot posture and camera of one view.
 
-    Two views of a group differ by up to a quarter of a joint's range, 14 cm and 34 degrees of azimuth.
+    Two views of a group differ by up to a quarter of a joint's range, 14 cm, 17 degrees of yaw, 40 degrees of
+    azimuth and 16 of elevation.
     """
     mujoco.mj_resetData(model, data)
-    data.qpos[:9] = postures[rng.integers(len(postures))]
+    data.qpos[robot_joints(model)] = postures[rng.integers(len(postures))]
     for j in range(model.njnt):
         first = model.jnt_qposadr[j]
         if model.body(model.body_rootid[model.jnt_bodyid[j]]).name in SCENERY:
@@ -166,39 +197,51 @@ def randomise_view(
         share = np.clip(around.joints[j] + rng.uniform(-0.12, 0.12), 0, 1)
         if model.jnt_type[j] == mujoco.mjtJoint.mjJNT_FREE:
             data.qpos[first : first + 2] += rng.uniform(-0.07, 0.07, 2)
-            yaw = share - 0.5
-            turned = np.empty(4)
-            turn = np.array([np.cos(yaw / 2), 0, 0, np.sin(yaw / 2)])
-            mujoco.mju_mulQuat(turned, turn, data.qpos[first + 3 : first + 7])
-            data.qpos[first + 3 : first + 7] = turned
+            _turn(data.qpos[first + 3 : first + 7], share - 0.5)
         elif model.jnt_type[j] != mujoco.mjtJoint.mjJNT_BALL:
-            lo, hi = model.jnt_range[j] if model.jnt_limited[j] else (-0.6, 0.6)
+            lo, hi = model.jnt_range[j] if model.jnt_limited[j] or model.jnt_range[j].any() else (-0.6, 0.6)
             data.qpos[first] = lo + share * (hi - lo)
     roots = [b for b in range(1, model.nbody) if model.body_parentid[b] == 0 and model.body(b).name not in SCENERY]
     for b in roots:
-        model.body_pos[b, :2] = stock.body_pos[b, :2] + 0.03 * around.place[b] + rng.uniform(-0.07, 0.07, 2)
-    x, y, z = CAMERA_OFFSET
-    wobble = rng.uniform(-1, 1, 3)
-    heading, elevation, distance = np.arctan2(y, x), np.arctan2(z, np.hypot(x, y)), np.linalg.norm([x, y, z])
-    if around.near:
-        heading += np.radians(20 * wobble[0])
-    else:
-        heading += np.radians(15 * around.camera[0] + 17 * wobble[0])
-        elevation += np.radians(6 * around.camera[1] + 3 * wobble[1])
-        distance *= 0.88 + 0.22 * around.camera[2] + 0.06 * wobble[2]
-    offset = distance * np.array(
-        [np.cos(elevation) * np.cos(heading), np.cos(elevation) * np.sin(heading), np.sin(elevation)]
-    )
+        model.body_pos[b] = stock.body_pos[b] + (*around.place, around.height)
+        model.body_pos[b, :2] += rng.uniform(-0.07, 0.07, 2)
+        model.body_quat[b] = stock.body_quat[b]
+        _turn(model.body_quat[b], rng.uniform(-0.15, 0.15))
     mujoco.mj_kinematics(model, data)
-    target = LOOKS_AT
-    if not around.near:
-        target = (LOOKS_AT if around.place[body, 0] > 0 else data.xipos[body]) + rng.uniform(-0.04, 0.04, 3)
+    heading = around.heading + np.radians(rng.uniform(-20, 20))
+    elevation = around.elevation + np.radians(rng.uniform(-8, 8))
+    fovy = around.fovy + rng.uniform(-2, 2)
+    pixels = around.pixels * rng.uniform(0.88, 1.12)
+    focal = 0.5 * SPEC.image_size / np.tan(np.radians(fovy) / 2)
+    centre, radius = bounds(model, data, body)
+    distance = np.clip(2 * radius * focal / pixels, 0.3, 2.2)
+    out = np.cos(elevation)
+    offset = distance * np.array([out * np.cos(heading), out * np.sin(heading), np.sin(elevation)])
+    target = centre + rng.uniform(-0.5, 0.5, 3) * min(radius, 0.06)
     T = look_at(target + offset, target)
     camera = model.camera(CAMERA_NAME).id
     model.cam_pos[camera] = T[:3, 3]
     mujoco.mju_mat2Quat(model.cam_quat[camera], (T[:3, :3] * np.array([1.0, -1.0, -1.0])).flatten())
-    model.cam_fovy[camera] = CAMERA_FOVY + (0.0 if around.near else rng.uniform(-3, 3))
+    model.cam_fovy[camera] = fovy
     mujoco.mj_camlight(model, data)
+
+
+def _turn(quat: Array, yaw: float) -> None:
+    """Turns about the vertical axis, in place."""
+    turned = np.empty(4)
+    mujoco.mju_mulQuat(turned, np.array([np.cos(yaw / 2), 0, 0, np.sin(yaw / 2)]), np.array(quat))
+    quat[:] = turned
+
+
+def bounds(model: mujoco.MjModel, data: mujoco.MjData, body: int) -> tuple[Array, float]:
+    """Centre and radius of what is drawn of a body, metres, world frame."""
+    geoms = np.flatnonzero((model.geom_bodyid == body) & (model.geom_rgba[:, 3] > 0) & (model.geom_rbound > 0))
+    geoms = geoms[~np.isin(model.geom_group[geoms], (3, 4))]  # not the shapes that only collide
+    if not len(geoms):
+        return data.xipos[body].copy(), 0.05
+    low = np.min([data.geom_xpos[g] - model.geom_rbound[g] for g in geoms], axis=0)
+    high = np.max([data.geom_xpos[g] + model.geom_rbound[g] for g in geoms], axis=0)
+    return (low + high) / 2, float(np.linalg.norm(high - low) / 2 / np.sqrt(3))
 
 
 @dataclass(frozen=True)
@@ -217,9 +260,8 @@ class Practising:
 def practise(scene: str, groups: int, path: Path, seed: int, postures: Array) -> None:
     """Renders the groups of one scene into a file."""
     rng = np.random.default_rng([seed, *scene.encode()])
-    near = scene.endswith(NEAR)
-    stock = build_model(scene.removesuffix(NEAR))
-    bodies = [stock.body("door_link").id] if near else candidates(stock)
+    stock = build_practice(scene, seed)
+    bodies = candidates(stock)
     renderer = Renderer(stock, CAMERA_NAME, bodies[0])
     model = renderer.model  # the copy that is drawn; physics are not needed
     data = mujoco.MjData(model)
@@ -229,11 +271,14 @@ def practise(scene: str, groups: int, path: Path, seed: int, postures: Array) ->
         tries += 1
         body = int(rng.choice(bodies))
         renderer.set_object(body)
-        randomise_look(model, stock, rng, keep=0.6 if near else 0.3)
+        randomise_look(model, stock, rng)
+        if is_assembly(scene):
+            assemble(model, rng)
+            stock.body_pos[model.body(BASE).id] = (0.0, 0.68, rng.uniform(0.02, 0.2))
         randomise_light(model, stock, rng)
-        around = Around.draw(model, near, rng)
+        around = Around.draw(model, rng)
         views: list[tuple[NDArray, ...]] = []
-        for _ in range(3 * VIEWS):
+        for _ in range(2 * VIEWS):
             randomise_view(model, stock, data, body, around, postures, rng)
             vary_light(model, rng)
             rgb, depth, mask, camera = renderer.render(data, SPEC.image_size)

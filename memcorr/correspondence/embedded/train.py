@@ -21,12 +21,13 @@ from tqdm import tqdm
 from ...errors import UserError
 from ...frames import Frame
 from ...runs import CORES, claimed, read_json, write_json, written_whole
-from ...spec import SPEC
-from ..lift import Crop, crop_object, lift_query, relief
-from ..matches import transform
-from .matcher import images
-from .network import RADIUS, SIZE, Located, MatchNetwork, Pyramid, trust_evidence
-from .practice import DOOR, DOOR_RELATIVES, NEAR, OTHER_SCENES, VIEWS, Group, load_groups, render_practice
+from ...spec import SPEC, Lifting
+from ..lift import BATCH, Crop, crop_object, lift_query, measure, prepare_references
+from ..matcher import Doubt
+from ..matches import Matches, join_matches, residuals, transform
+from .matcher import EmbeddedMatcher, images, trust_evidence
+from .network import RADIUS, SIZE, Located, MatchNetwork, Pyramid
+from .practice import HELD_OUT, SCENES, VIEWS, Group, is_assembly, load_groups, render_practice
 
 log = logging.getLogger(__name__)
 
@@ -34,21 +35,25 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class MatcherConfig:
     seed: int = 0
-    steps: int = 3000
+    steps: int = 4500
     batch: int = 8  # pairs
-    points: int = 96  # asked for per pair, on the object
-    table: int = 48  # and on the table around it
+    points: int = 64  # asked for per pair, on the object
+    table: int = 24  # and on the table around it
     learning_rate: float = 7e-4
     weight_decay: float = 1e-4
-    door: bool = True  # False: neither the door nor anything that shares its meshes
-    door_share: float = 0.6  # of the pairs, if the door is included
-    near_after: int = 300  # steps, from which on door pairs are seen by the policy's own camera
-    near_share: float = 0.8  # of the pairs, from then on
-    objects: tuple[str, ...] = OTHER_SCENES  # Meta-World scenes to practise on, beside the door
-    groups: int = 40  # per practice scene
-    door_groups: int = 240
+    scenes: tuple[str, ...] = SCENES  # Meta-World's, to practise on
+    held_out: tuple[str, ...] = HELD_OUT  # never practised on: what choices are made by, and confidence
+    groups: int = 40  # per scene
+    assemblies: int = 100  # models of made-up objects, as many groups of each
+    assembly_share: float = 0.65  # of the pairs
     right_mm: float = 10.0  # what confidence is the probability of
+    check_every: int = 500  # steps between looks at the held-out objects
+    check: int = 24  # batches of such a look
     calibration: int = 100  # further batches, to calibrate confidence with
+
+    @property
+    def practised(self) -> tuple[str, ...]:
+        return (*self.scenes, *(f"assembly-{k:03d}" for k in range(self.assemblies)))
 
 
 @dataclass(frozen=True)
@@ -135,24 +140,22 @@ class Practice:
     """The rendered groups in memory, and batches drawn from them."""
 
     def __init__(self, config: MatcherConfig, folder: Path, workers: int) -> None:
-        scenes = dict.fromkeys(config.objects, config.groups)
-        if config.door:
-            scenes |= dict.fromkeys((*DOOR_RELATIVES, DOOR + NEAR), config.door_groups)
-        paths = render_practice(folder, scenes, config.seed, workers)
         self.config = config
-        groups = {path.stem: load_groups(path) for path in paths}
-        self.near, self.door = groups.pop(DOOR + NEAR, []), groups.pop(DOOR, [])
-        self.others = [group for some in groups.values() for group in some]
+        scenes = (*config.practised, *config.held_out)
+        paths = render_practice(folder, dict.fromkeys(scenes, config.groups), config.seed, workers)
+        groups = {scene: load_groups(path) for scene, path in zip(scenes, paths, strict=True)}
+        self.held_out = [group for scene in config.held_out for group in groups.pop(scene)]
+        self.stock = [group for scene, some in groups.items() if not is_assembly(scene) for group in some]
+        self.made_up = [group for scene, some in groups.items() if is_assembly(scene) for group in some]
 
-    def batch(self, step: int) -> list[Pair]:
+    def batch(self, step: int, held_out: bool = False) -> list[Pair]:
         rng = np.random.default_rng([self.config.seed, step])
         pairs: list[Pair] = []
+        points, table = self.config.points, self.config.table
         while len(pairs) < self.config.batch:
-            late = step >= self.config.near_after
-            share = self.config.near_share if late else self.config.door_share
-            groups = (self.near if late else self.door) if self.door and rng.uniform() < share else self.others
+            made_up = not self.stock or (self.made_up and rng.uniform() < self.config.assembly_share)
+            groups = self.held_out if held_out else self.made_up if made_up else self.stock
             a, b = rng.integers(VIEWS, size=2)  # a view may meet itself, cut differently
-            points, table = self.config.points, self.config.table
             pair = make_pair(groups[rng.integers(len(groups))], a, b, points, table, rng)
             if pair.visible[:points].sum() >= 8 and len(pair.uv_a) == points + table:
                 pairs.append(pair)
@@ -244,12 +247,16 @@ def _train(config: MatcherConfig, out: Path, workers: int, save_every: int) -> P
             with metrics_file.open("a") as f:
                 f.write(json.dumps({"step": step + 1, "loss": loss.item(), **metrics}) + "\n")
             bar.set_postfix(loss=f"{loss.item():.2f}", px=f"{metrics['median_px']:.2f}")
+        if (step + 1) % config.check_every == 0:
+            with metrics_file.open("a") as f:
+                f.write(json.dumps({"step": step + 1, **look_at_held_out(network, practice)}) + "\n")
         if (step + 1) % save_every == 0:
             save_state(out / "state.safetensors", network, optimizer, step + 1)
     network.calibration.copy_(calibrate(network.eval(), practice))
+    told = {"practised": json.dumps(config.practised), "held_out": json.dumps(config.held_out)}
     with written_whole(weights) as temporary:
         half = {k: v.half() if v.is_floating_point() else v for k, v in network.state_dict().items()}
-        temporary.write_bytes(save({k: v.contiguous() for k, v in half.items()}))
+        temporary.write_bytes(save({k: v.contiguous() for k, v in half.items()}, metadata=told))
     log.info(f"wrote {weights} ({weights.stat().st_size / 1e6:.1f} MB)")
     return weights
 
@@ -262,19 +269,62 @@ def locate(network: MatchNetwork, pairs: list[Pair], rng: np.random.Generator) -
 
 
 @torch.no_grad()
+def look_at_held_out(network: MatchNetwork, practice: Practice) -> dict[str, float]:
+    """Errors on objects that are never practised on: what choices are made by."""
+    network.eval()
+    miss, error = [], []
+    for step in range(practice.config.check):
+        pairs = practice.batch(step, held_out=True)
+        located = locate(network, pairs, np.random.default_rng([practice.config.seed, step, 2]))
+        for uv, pair in zip(located.uv.double().numpy(), pairs, strict=True):
+            p, valid = lift_query(pair.frame_b, pair.crop_b, uv)
+            asked = pair.visible & (np.arange(len(uv)) < practice.config.points)
+            miss.append(np.linalg.norm(uv - pair.uv_b, axis=-1)[asked])
+            error.append(1e3 * np.linalg.norm(p - pair.p_b, axis=-1)[asked & valid])
+    network.train()
+    px, mm = np.concatenate(miss), np.concatenate(error)
+    told = {"held_out_median_px": float(np.median(px)), "held_out_within_2px": float((px < 2).mean())}
+    if len(mm):
+        told |= {"held_out_median_mm": float(np.median(mm)), "held_out_p95_mm": float(np.percentile(mm, 95))}
+    return told
+
+
+@dataclass(frozen=True)
+class Exam:
+    """Sixteen points at a time, as deployment asks for them, between two views of objects held out."""
+
+    matches: Matches  # (B, 16, ...), confidence in the locations
+    doubt: Doubt
+    error_mm: NDArray[np.float64]  # (B, 16)
+
+
+def examine(network: MatchNetwork, groups: list[Group], lifting: Lifting, batches: int, seed: int) -> Exam:
+    """The whole path from frames to lifted points; each view meets another of its group."""
+    matcher, rng = EmbeddedMatcher(network=network), np.random.default_rng([seed, 3])
+    parts, doubts, errors = [], [], []
+    for _ in range(batches):
+        chosen = [(groups[rng.integers(len(groups))], *rng.choice(VIEWS, 2, replace=False)) for _ in range(BATCH)]
+        references = prepare_references(matcher, [group.frames[a] for group, a, _ in chosen])
+        matches, doubt = measure(matcher, references, [group.frames[b] for group, _, b in chosen], lifting)
+        poses = (np.stack([group.T_world_object[(a, b)[k]] for group, a, b in chosen]) for k in (0, 1))
+        parts.append(matches)
+        doubts.append(doubt)
+        errors.append(1e3 * np.linalg.norm(residuals(matches, *poses), axis=-1))
+    joined = Doubt(*(np.concatenate([getattr(d, name) for d in doubts]) for name in Doubt.__dataclass_fields__))
+    return Exam(join_matches(*parts), joined, np.concatenate(errors))
+
+
 def calibrate(network: MatchNetwork, practice: Practice) -> Tensor:
-    """The four numbers that turn `trust_evidence` into the odds of being right, from further pairs."""
+    """The numbers that turn `trust_evidence` into the odds of being right, from objects held out."""
     config, evidence, right = practice.config, [], []
-    for step in range(config.steps, config.steps + config.calibration):
-        pairs = practice.batch(step)
-        located = locate(network, pairs, np.random.default_rng([config.seed, step, 1]))
-        uv = located.uv.double().numpy()
-        is_right, judged = judge(uv, pairs, config.right_mm)
-        around = [relief(p.frame_b, p.crop_b.to_original(x)) for p, x in zip(pairs, uv, strict=True)]
-        x = trust_evidence(located.trust.double(), torch.from_numpy(np.stack(around)))
-        evidence.append(x[judged.bool()])
-        right.append(is_right[judged.bool()].double())
-    return logistic_regression(torch.cat(evidence), torch.cat(right)).to(network.calibration)
+    liftings: tuple[Lifting, ...] = ("object", "rigid")
+    for lifting in liftings:
+        exam = examine(network, practice.held_out, lifting, config.calibration, config.seed)
+        valid = exam.matches.valid
+        evidence.append(trust_evidence(exam.matches.confidence, exam.doubt)[valid])
+        right.append(exam.error_mm[valid] < config.right_mm)
+    x, y = torch.from_numpy(np.concatenate(evidence)), torch.from_numpy(np.concatenate(right)).double()
+    return logistic_regression(x, y).to(network.calibration)
 
 
 def logistic_regression(x: Tensor, y: Tensor) -> Tensor:
