@@ -73,10 +73,10 @@ def match(
     store = Store.open(data)
     table = build_cache(store, out, matcher, pairs=pairs, rows=rows, lifting=lifting, workers=workers)
     cache = read_cache(out, store)
-    area = draw_reliability(cache, out / "reliability.png")
+    draw_reliability(cache, out / "reliability.png")
     draw_matches(cache, store, out / "matches.png")
     print(beside_the_paper(table))
-    print(f"AUC of confidence for an error below 10 mm: {area:.3f}")
+    print(f"AUC of confidence for an error below 10 mm: {table['auc']:.3f}")
     print(f"wrote {out}; look at {out}/matches.png and {out}/reliability.png")
 
 
@@ -149,7 +149,7 @@ def evaluate(
         condition: validation, boundary, extreme, camera, combined, disturbed; one or several.
         reference: What the policy is shown: the same task, nothing, or the opposite task (for a visual
             policy: the task code, no condition, or the opposite code). Success is judged by the original task.
-        matcher: embedded, romav2, flow or ground-truth.
+        matcher: embedded, romav2, flow, ground-truth, or a file of weights for the embedded one.
         phase_offset: Frames by which the reference leads (negative: lags).
         phase_speed: Speed of the reference against elapsed steps.
         permute_pairs: Exchange the partners of the matched points.

@@ -8,7 +8,7 @@ import tyro
 
 from ..errors import UserError
 from ..runs import CORES
-from ..spec import PUBLISHED_ONLINE_MM
+from ..spec import DOOR, PUBLISHED_ONLINE_MM, SPEC, Lifting
 from .options import Count, Processes, Seed, app, matcher_app, verb
 
 
@@ -91,32 +91,33 @@ def matcher_train(
 def matcher_evaluate(
     settings: tyro.conf.Positional[tuple[str, ...]] = (),
     matcher: str = "embedded",
+    world: str = DOOR,
+    lifting: Lifting = "rigid",
     scene_seed: Seed = 0,
-    out: Path = Path("data/matcher-errors"),
+    out: Path = Path("data/matching"),
+    workers: Processes = CORES,
 ) -> None:
     """Measure a matcher's 3D error on live scenes, the paper's conditions and harder ones.
 
     Args:
         settings: validation, boundary, extreme, camera, combined, camera-25, recoloured, relit; all if none given.
         matcher: embedded, romav2, flow, or a file of weights for the embedded one.
+        world: One of the ten worlds, or all of them.
+        lifting: As in `memcorr match`.
         scene_seed: Draws the scenes; the fixed sets are seed 0.
-        out: Folder for one JSON file per setting.
+        out: Folder of matching.json, a list of error tables; those that are there are kept, and made anew if asked for.
+        workers: Processes. The tables are the same for any number.
     """
-    from ..correspondence.evaluate import SETTINGS, evaluate
-    from ..correspondence.matcher import load_matcher, weights_digest
-    from ..runs import claimed, threads, write_json
+    from ..correspondence.evaluate import measure_all
 
-    chosen = load_matcher(matcher)
-    for setting in settings or SETTINGS:
-        with threads(1), claimed(out):
-            table = evaluate(chosen, setting, seed=scene_seed) | {"weights": weights_digest(matcher)}
-            write_json(out / f"{setting}.json", table)
-        paper = PUBLISHED_ONLINE_MM.get(setting)
+    for table in measure_all(settings, world, matcher, lifting, scene_seed, out, workers):
+        paper = PUBLISHED_ONLINE_MM.get(table["setting"]) if table["world"] == DOOR else None
         print(
-            f"{setting:12} mean over decisions {table['mean_over_decisions_mm']:6.2f} mm"
+            f"{table['world']:11} {table['setting']:12} mean over decisions {table['mean_over_decisions_mm']:6.2f} mm"
             f" (paper {f'{paper:.2f}' if paper else 'unmeasured'})  median {table['median_mm']:.2f}"
-            f"  p95 {table['p95_mm']:.2f}  p99 {table['p99_mm']:.2f}  fallback {table['fallback_decisions']}"
-            f"/{table['rows']}"
+            f"  p95 {table['p95_mm']:.2f}  p99 {table['p99_mm']:.2f}"
+            f"  valid {100 * table['valid_points'] / (SPEC.points * table['rows']):.1f} %"
+            f"  fallback {table['fallback_decisions']}/{table['rows']}"
         )
 
 

@@ -27,7 +27,7 @@ from ..errors import UserError
 from ..runs import CORES, claimed, read_json, spread, threads, write_json, written_whole
 from ..spec import PUBLISHED_CACHE_MM, PUBLISHED_CACHE_POINTS, SPEC, TASKS, Array, Lifting
 from .lift import match_frames, prepare_references
-from .matcher import Matcher, is_weights, load_matcher, weights_digest
+from .matcher import Matcher, load_matcher, matcher_label, weights_digest
 from .matches import Matches, residuals
 
 
@@ -99,6 +99,20 @@ def match_demonstration(
     }
 
 
+RIGHT_MM = 10.0  # the error below which a point is called right: what confidence is the probability of
+
+
+def auc(score: Array, positive: NDArray[np.bool_]) -> float:
+    """Area under the ROC curve: P(score of a right answer > score of a wrong one), ties count half."""
+    order = np.argsort(score, kind="stable")
+    _, inverse, counts = np.unique(score[order], return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
+    n_pos, n_neg = int(positive.sum()), int((~positive).sum())
+    if n_pos == 0 or n_neg == 0:
+        return float("nan")
+    return float((ranks[positive[order]].sum() - n_pos * (n_pos + 1) / 2) / (n_pos * n_neg))
+
+
 def error_table(matcher: str, residual: Array, valid: NDArray[np.bool_]) -> dict[str, str | int | float]:
     """Pools the valid points of all rows."""
     mm = 1e3 * np.linalg.norm(residual, axis=-1)[valid]
@@ -152,7 +166,7 @@ def build_cache(
     """Makes or completes a cache; the same arguments give the same bytes. Returns its error table."""
     if not 1 <= pairs <= len(store):
         raise UserError(f"--pairs {pairs}: {store.root} has {len(store)}; collect more or give fewer")
-    name = "embedded" if is_weights(matcher) else matcher
+    name = matcher_label(matcher)
     settings = {
         "matcher": name,
         "weights": weights_digest(matcher),
@@ -185,7 +199,12 @@ def build_cache(
             for s in shards:
                 s.unlink()
         cache = read_cache(out, store)
-        table = error_table(name, cache.residual, cache.matches.valid)
+        right = 1e3 * np.linalg.norm(cache.residual, axis=-1)[cache.matches.valid] < RIGHT_MM
+        table = error_table(matcher_label(matcher), cache.residual, cache.matches.valid) | {
+            "auc": round(auc(cache.matches.confidence[cache.matches.valid], right), 4),
+            "lifting": lifting,
+            "weights": settings["weights"],
+        }
         write_json(out / "errors.json", table)
     return table
 

@@ -1,4 +1,4 @@
-"""`memcorr matcher evaluate`: 3D error on live scenes, where the policy will need it.
+"""`memcorr matcher evaluate`: 3D error on live scenes of any world, where the policy will need it.
 
 The scripted expert executes both tasks; every eight steps, as at a replan, the live frame is matched
 against the reference of training pair 0 at the elapsed-time phase. Errors are judged with simulator
@@ -8,9 +8,11 @@ truth afterwards. Beside the paper's conditions: cameras turned by 25 degrees, s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from copy import copy
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,30 +21,35 @@ from tqdm import tqdm
 from ..demos.phase import reference_phase
 from ..errors import UserError
 from ..frames import Frame
-from ..spec import SPEC, TASKS, Array, Lifting, Task
+from ..runs import claimed, read_json, spread, threads, write_json
+from ..spec import DOOR, SPEC, WORLD_TASKS, Array, Lifting, Task
 from ..worlds.expert import act
+from ..worlds.pairs import find_pair
 from ..worlds.scenes import Scene, demonstration_scenes, evaluation_scenes
-from ..worlds.world import World
+from ..worlds.world import World, shared_world
 from .cache import error_table
 from .embedded.practice import randomise_light, randomise_look
 from .lift import match_frames, prepare_references
-from .matcher import Matcher
+from .matcher import Matcher, load_matcher, matcher_label, weights_digest
 from .matches import residuals
 
+MATCHING = "matching.json"
 
-def wide_scenes(seed: int) -> list[Scene]:
-    return [replace(s, camera_azimuth_deg=s.camera_azimuth_deg / 15 * 25) for s in evaluation_scenes("camera", seed)]
+
+def wide_scenes(seed: int, world: str) -> list[Scene]:
+    turned = evaluation_scenes("camera", seed, world=world)
+    return [replace(s, camera_azimuth_deg=s.camera_azimuth_deg / 15 * 25) for s in turned]
 
 
 SETTINGS = {
-    "validation": lambda seed: evaluation_scenes("validation", seed),
-    "boundary": lambda seed: evaluation_scenes("boundary", seed),
-    "extreme": lambda seed: evaluation_scenes("extreme", seed),
-    "camera": lambda seed: evaluation_scenes("camera", seed),
-    "combined": lambda seed: evaluation_scenes("combined", seed),
+    "validation": lambda seed, world: evaluation_scenes("validation", seed, world=world),
+    "boundary": lambda seed, world: evaluation_scenes("boundary", seed, world=world),
+    "extreme": lambda seed, world: evaluation_scenes("extreme", seed, world=world),
+    "camera": lambda seed, world: evaluation_scenes("camera", seed, world=world),
+    "combined": lambda seed, world: evaluation_scenes("combined", seed, world=world),
     "camera-25": wide_scenes,
-    "recoloured": lambda seed: evaluation_scenes("camera", seed),
-    "relit": lambda seed: evaluation_scenes("camera", seed),
+    "recoloured": lambda seed, world: evaluation_scenes("camera", seed, world=world),
+    "relit": lambda seed, world: evaluation_scenes("camera", seed, world=world),
 }
 
 
@@ -63,27 +70,71 @@ def views(world: World, scene: Scene, task: Task, every: int) -> Iterator[View]:
         world.step(act(world, task))
 
 
+@dataclass(frozen=True)
+class Measuring:
+    """What a worker does with a stream of (world, setting)."""
+
+    matcher: str
+    lifting: Lifting
+    scene_seed: int
+
+    def __call__(self, jobs: Iterator[tuple[str, str]]) -> Iterator[dict[str, Any]]:
+        with threads(1):
+            matcher = load_matcher(self.matcher)
+            for world, setting in jobs:
+                table = evaluate(matcher, setting, world=world, seed=self.scene_seed, lifting=self.lifting)
+                yield table | {"matcher": matcher_label(self.matcher), "weights": weights_digest(self.matcher)}
+
+
+def measure_all(
+    settings: Sequence[str], world: str, matcher: str, lifting: Lifting, scene_seed: int, out: Path, workers: int
+) -> Iterator[dict[str, Any]]:
+    """Tables of every setting in the worlds asked for, as they come; each goes into `out`/matching.json."""
+    if unknown := [setting for setting in settings if setting not in SETTINGS]:
+        raise UserError(f"unknown setting {unknown[0]!r}: choose from {', '.join(SETTINGS)}")
+    worlds = list(WORLD_TASKS) if world == "all" else [find_pair(world).name]
+    jobs = [(name, setting) for name in worlds for setting in settings or SETTINGS]
+    load_matcher(matcher)  # complains before anything is written
+    with claimed(out), closing(spread(Measuring(matcher, lifting, scene_seed), jobs, workers)) as tables:
+        for table in tqdm(tables, f"{matcher_label(matcher)} {lifting}", total=len(jobs), unit="setting"):
+            known = read_json(out / MATCHING) if (out / MATCHING).exists() else []
+            kept = {_identity(t): t for t in known} | {_identity(table): table}
+            write_json(out / MATCHING, [kept[key] for key in sorted(kept)])
+            yield table
+
+
+def _identity(table: dict[str, Any]) -> tuple:
+    names = ("matcher", "lifting", "world", "setting", "scene_seed")
+    return tuple(table[name] for name in names)
+
+
 def evaluate(
-    matcher: Matcher, setting: str, *, seed: int = 0, count: int | None = None, lifting: Lifting = "rigid"
+    matcher: Matcher,
+    setting: str,
+    *,
+    world: str = DOOR,
+    seed: int = 0,
+    count: int | None = None,
+    lifting: Lifting = "rigid",
 ) -> dict[str, Any]:
-    """Error table of one setting, with the paper's online mean (over decisions, then pooled)."""
-    if setting not in SETTINGS:
-        raise UserError(f"unknown setting {setting!r}: choose from {', '.join(SETTINGS)}")
-    world = World()
-    stock = copy(world.renderer.model)
+    """Error tables of one setting, over all decisions and over the first ones alone (`first_frame`), with the
+    paper's online mean (over decisions, then pooled)."""
+    place = World(world) if setting in ("recoloured", "relit") else shared_world(world)  # theirs are not put back
+    stock = copy(place.renderer.model)
     rng = np.random.default_rng([seed, 99])
-    scenes = SETTINGS[setting](seed)[:count]
+    scenes = SETTINGS[setting](seed, world)[:count]
     if setting == "recoloured":
-        recolour(world, stock, rng)
-    references = {task: list(views(world, demonstration_scenes()[0], task, 1)) for task in TASKS}
+        recolour(place, stock, rng)
+    first = demonstration_scenes(world=world)[0]
+    references = {task: list(views(place, first, task, 1)) for task in place.pair.tasks}
     prepared: dict[tuple[Task, int], Any] = {}
-    frames, encoded, ref_poses, live_poses = [], [], [], []
-    for scene in tqdm(scenes, f"{matcher.name} {setting}", leave=False):
-        for task in TASKS:
+    frames, encoded, ref_poses, live_poses, replans = [], [], [], [], []
+    for scene in tqdm(scenes, f"{matcher.name} {world} {setting}", leave=False):
+        for task in place.pair.tasks:
             if setting == "relit":
-                randomise_light(world.renderer.model, stock, rng)
-                world.model.light_dir[:] = world.renderer.model.light_dir
-            for k, view in enumerate(views(world, scene, task, SPEC.executed)):
+                randomise_light(place.renderer.model, stock, rng)
+                place.model.light_dir[:] = place.renderer.model.light_dir
+            for k, view in enumerate(views(place, scene, task, SPEC.executed)):
                 j = reference_phase(k * SPEC.executed, len(references[task]))
                 if (task, j) not in prepared:
                     (prepared[task, j],) = prepare_references(matcher, [references[task][j].frame])
@@ -91,17 +142,22 @@ def evaluate(
                 encoded.append(prepared[task, j])
                 ref_poses.append(references[task][j].T_world_object)
                 live_poses.append(view.T_world_object)
+                replans.append(k)
     matches = match_frames(matcher, encoded, frames, lifting)
     residual = residuals(matches, np.stack(ref_poses), np.stack(live_poses))
     error = 1e3 * np.linalg.norm(residual, axis=-1)
     usable = matches.valid.any(axis=1)
     per_decision = [error[i][matches.valid[i]].mean() for i in np.flatnonzero(usable)]
+    at_first = np.array(replans) == 0
     return {
+        "world": world,
         "setting": setting,
         "scene_seed": seed,
+        "lifting": lifting,
         **error_table(matcher.name, residual, matches.valid),
         "mean_over_decisions_mm": round(float(np.mean(per_decision)), 3),
         "fallback_decisions": int((matches.valid.sum(axis=1) < SPEC.min_valid).sum()),
+        "first_frame": error_table(matcher.name, residual[at_first], matches.valid[at_first]),
     }
 
 

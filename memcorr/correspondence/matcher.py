@@ -83,6 +83,11 @@ def is_weights(name: str) -> bool:
     return name.endswith(".safetensors")
 
 
+def matcher_label(name: str) -> str:
+    """What rows call it: its name, or that of the file of weights with the first digits of their digest."""
+    return f"{Path(name).stem}-{weights_digest(name)[:6]}" if is_weights(name) else name
+
+
 def weights_digest(name: str) -> str:
     """Tells the embedded matcher's weights apart, which change under one name; '' for the others."""
     if name != "embedded" and not is_weights(name):

@@ -16,27 +16,16 @@ from ..demos.phase import training_reference
 from ..demos.store import Store
 from ..runs import written_whole
 from ..spec import TASKS
-from .cache import Cache
+from .cache import RIGHT_MM, Cache, auc
 
 COLOURS = matplotlib.colormaps["RdYlGn"]
 
 
-def auc(score: NDArray, positive: NDArray[np.bool_]) -> float:
-    """Area under the ROC curve: P(score of a right answer > score of a wrong one), ties count half."""
-    order = np.argsort(score, kind="stable")
-    _, inverse, counts = np.unique(score[order], return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
-    n_pos, n_neg = int(positive.sum()), int((~positive).sum())
-    if n_pos == 0 or n_neg == 0:
-        return float("nan")
-    return float((ranks[positive[order]].sum() - n_pos * (n_pos + 1) / 2) / (n_pos * n_neg))
-
-
-def draw_reliability(cache: Cache, path: Path, right_mm: float = 10.0) -> float:
-    """How often confidence p is right within `right_mm`; returns the AUC."""
+def draw_reliability(cache: Cache, path: Path) -> None:
+    """How often confidence p is right within 10 mm."""
     valid = cache.matches.valid
     confidence = cache.matches.confidence[valid]
-    right = 1e3 * np.linalg.norm(cache.residual, axis=-1)[valid] < right_mm
+    right = 1e3 * np.linalg.norm(cache.residual, axis=-1)[valid] < RIGHT_MM
     edges = np.linspace(0, 1, 11)
     which = np.clip(np.digitize(confidence, edges) - 1, 0, 9)
     filled = [b for b in range(10) if (which == b).sum() >= 20]
@@ -52,14 +41,13 @@ def draw_reliability(cache: Cache, path: Path, right_mm: float = 10.0) -> float:
         color="#1f6fb4",
         label=f"measured (AUC {area:.3f})",
     )
-    top.set(ylabel=f"share within {right_mm:.0f} mm", ylim=(0, 1.02), title=f"{valid.sum():,} matched points")
+    top.set(ylabel=f"share within {RIGHT_MM:.0f} mm", ylim=(0, 1.02), title=f"{valid.sum():,} matched points")
     top.legend(loc="upper left", frameon=False)
     bottom.hist(confidence, edges, color="0.6")
     bottom.set(xlabel="confidence", ylabel="points", yscale="log", xlim=(0, 1))
     with written_whole(path) as temporary:
         figure.savefig(temporary, format="png", dpi=130)
     plt.close(figure)
-    return area
 
 
 def draw_matches(cache: Cache, store: Store, path: Path) -> None:

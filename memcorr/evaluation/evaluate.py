@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from ..correspondence.matcher import MATCHERS, weights_digest
+from ..correspondence.matcher import MATCHERS, is_weights, matcher_label, weights_digest
 from ..demos.collect import find_references
 from ..demos.store import Store
 from ..errors import UserError
@@ -74,8 +74,9 @@ def follows(subject: Subject, shown: Intervention) -> bool:
 
 def settle(subject: Subject, shown: Intervention) -> Intervention:
     """`shown` with what the policy never looks at named as such; refuses interventions without meaning."""
-    if shown.matcher not in (*MATCHERS, GROUND_TRUTH, NO_MATCHER):
-        raise UserError(f"unknown matcher {shown.matcher!r}: choose one of {', '.join(MATCHERS)} or {GROUND_TRUTH}")
+    if shown.matcher not in (*MATCHERS, GROUND_TRUTH, NO_MATCHER) and not is_weights(shown.matcher):
+        names = f"{', '.join(MATCHERS)}, {GROUND_TRUTH} or a file of weights"
+        raise UserError(f"unknown matcher {shown.matcher!r}: choose one of {names}")
     if not 0 <= shown.phase_speed < float("inf"):
         raise UserError(f"--phase-speed {shown.phase_speed}: give a number from 0 up")
     recipe = subject.recipe
@@ -217,7 +218,8 @@ def evaluate(
         data = find_references(out, world)
     store = Path(data) if data is not None else None
     sources = Sources.find(subject, shown, store, world)
-    asked = [episode(subject, shown, job, sources) for job in jobs]
+    named = replace(shown, matcher=matcher_label(shown.matcher))
+    asked = [episode(subject, named, job, sources) for job in jobs]
     wanted = {row.key: (row, job) for row, job in zip(asked, jobs, strict=True)}
     with claimed(out):
         path = out / EPISODES
@@ -236,7 +238,7 @@ def evaluate(
         work = Rolling(subject.policy, subject.checkpoint, store or Path(), shown, lanes, world)
         with path.open("a") as file, bar, closing(spread(work, missing, workers)) as outcomes:
             for job, outcome in outcomes:
-                row = episode(subject, shown, job, sources, outcome)
+                row = episode(subject, named, job, sources, outcome)
                 file.write(row.line())
                 file.flush()
                 present[row.key] = row

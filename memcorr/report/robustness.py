@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 
 from ..evaluation.episodes import Episode
 from ..evaluation.intervention import GROUND_TRUTH, NO_MATCHER
-from ..spec import DOOR, TEST_SETS, WORLD_TASKS
-from .lookup import Lookup
+from ..spec import DOOR, TEST_SETS, WORLD_TASKS, Lifting
+from .lookup import PREDECESSOR, Lookup
 from .paper import CONDITION_NAMES
 from .statistics import share
 from .tables import NOT_MEASURED, Table, ours
@@ -41,19 +41,24 @@ class Contenders:
     """Rollouts by who made them, whatever the world, condition and disturbance."""
 
     def __init__(self, lookup: Lookup) -> None:
-        self.rows = [e for e in lookup.episodes if self._usual(e, lookup)]
+        usual = [e for e in lookup.episodes if self._usual(e, lookup.matcher, "rigid")]
+        older = [e for e in lookup.episodes if self._usual(e, PREDECESSOR, "object")]
+        measured_anew = {self._who(e) for e in usual}
+        self.rows = usual + [e for e in older if self._who(e) not in measured_anew]
         measured = {e.experiment for e in self.rows}
         rest = sorted(measured - NAMES.keys())
         self.names = [name for name in (*NAMES, *rest) if name in measured]
 
     @staticmethod
-    def _usual(e: Episode, lookup: Lookup) -> bool:
+    def _usual(e: Episode, matcher: str, lifting: Lifting) -> bool:
         shown = e.shown
-        matcher = SCRIPTED.get(e.experiment, lookup.matcher)
-        plain = (shown.reference, shown.pairing, shown.lifting) == ("correct", "kept", "rigid")
-        return (
-            plain and shown.usual_phase and shown.matcher in (matcher, NO_MATCHER) and e.stage in ("final", "scripted")
-        )
+        plain = (shown.reference, shown.pairing, shown.lifting) == ("correct", "kept", lifting)
+        known = shown.matcher in (SCRIPTED.get(e.experiment, matcher), NO_MATCHER)
+        return plain and known and shown.usual_phase and e.stage in ("final", "scripted")
+
+    @staticmethod
+    def _who(e: Episode) -> tuple[str, str, str, str, int]:
+        return e.experiment, e.world, e.condition, e.disturbance, e.scene_seed
 
     def of(self, name: str, world: str, condition: str, disturbance: str, scene_seed: int | None) -> list[Episode]:
         wanted = (name, world, condition, disturbance)

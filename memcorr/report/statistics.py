@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+from scipy.stats import beta
 
 from ..evaluation.episodes import Episode
 from ..spec import SPEC, Array
@@ -22,13 +23,14 @@ SEED = 0
 
 @dataclass(frozen=True)
 class Share:
-    """Successes of n rollouts with a 95 % configuration-bootstrap interval; shares in percent."""
+    """Successes of n rollouts with a 95 % interval; shares in percent."""
 
     successes: int
     n: int
     percent: float
     low: float
     high: float
+    exact: bool = False  # binomial (Clopper-Pearson), where all end alike and the bootstrap knows no spread
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,18 @@ def share(episodes: Sequence[Episode]) -> Share | None:
     if not episodes:
         return None
     means = configuration_means((configuration(e), float(e.success)) for e in episodes)
-    low, high = bootstrap_interval(100 * means)
-    return Share(sum(e.success for e in episodes), len(episodes), percent(episodes), low, high)
+    successes, n = sum(e.success for e in episodes), len(episodes)
+    if successes in (0, n):
+        return Share(successes, n, percent(episodes), *clopper_pearson(successes, n), exact=True)
+    return Share(successes, n, percent(episodes), *bootstrap_interval(100 * means))
+
+
+def clopper_pearson(successes: int, n: int, level: float = 0.95) -> tuple[float, float]:
+    """Exact binomial interval in percent: shares that would not be surprised by so few, or so many, successes."""
+    tail = (1 - level) / 2
+    low = beta.ppf(tail, successes, n - successes + 1) if successes else 0.0
+    high = beta.ppf(1 - tail, successes + 1, n - successes) if successes < n else 1.0
+    return 100 * float(low), 100 * float(high)
 
 
 def paired_difference(ours: Sequence[Episode], theirs: Sequence[Episode]) -> Difference | None:

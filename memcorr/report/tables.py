@@ -10,11 +10,12 @@ from ..evaluation.episodes import Episode
 from ..evaluation.intervention import Intervention
 from ..spec import TASKS
 from . import paper
-from .lookup import PHASES, Lookup, door_follows, first_chunk_follows, matching
+from .lookup import PHASES, Lookup, door_follows, first_chunk_follows, matching, of_predecessor
 from .paper import Cell, Line
 from .statistics import paired_difference, percent, share
 
 NOT_MEASURED = "not measured"
+DAGGER = " †"  # measured with the matcher's predecessor
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,9 @@ def ours(episodes: Sequence[Episode]) -> str:
     measured = share(episodes)
     if measured is None:
         return NOT_MEASURED
-    return f"{count(measured.successes, measured.n)} [{measured.low:.1f}, {measured.high:.1f}]"
+    mark = DAGGER if of_predecessor(episodes) else ""
+    kind = " exact" if measured.exact else ""
+    return f"{count(measured.successes, measured.n)} [{measured.low:.1f}, {measured.high:.1f}{kind}]{mark}"
 
 
 def against(episodes: Sequence[Episode], cell: Cell) -> str:
@@ -88,13 +91,15 @@ def comparison(lookup: Lookup, title: str, caption: str, labels: tuple[str, ...]
 def contrasts(lookup: Lookup) -> Table:
     rows = []
     for c in paper.CONTRASTS:
-        measured = paired_difference(lookup.of(c.ours), lookup.of(c.theirs))
+        rows_of = lookup.of(c.ours), lookup.of(c.theirs)
+        measured = paired_difference(*rows_of)
         theirs = f"{c.points:+.2f}" + (f" [{c.interval[0]:.2f}, {c.interval[1]:.2f}]" if c.interval else "")
         if measured is None:
             rows.append((c.label, theirs, NOT_MEASURED, "–", "–"))
             continue
         left_out = f"{measured.n}" + (f" ({measured.unmatched} without partner)" if measured.unmatched else "")
-        value = f"{measured.points:+.2f} [{measured.low:.2f}, {measured.high:.2f}]"
+        mark = DAGGER if any(map(of_predecessor, rows_of)) else ""
+        value = f"{measured.points:+.2f} [{measured.low:.2f}, {measured.high:.2f}]{mark}"
         rows.append((c.label, theirs, value, f"{measured.points - c.points:+.2f}", left_out))
     return Table(
         "Paired differences",

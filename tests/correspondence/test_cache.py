@@ -65,7 +65,8 @@ def test_rows_hold_what_they_say(store: Store, cache_folder: Path) -> None:
 def test_error_table(store: Store, cache_folder: Path) -> None:
     cache = read_cache(cache_folder, store)
     table = error_table("flow", cache.residual, cache.matches.valid)
-    assert table == json.loads((cache_folder / "errors.json").read_text())
+    written = json.loads((cache_folder / "errors.json").read_text())
+    assert table.items() <= written.items() and written["lifting"] == "rigid" and 0 <= written["auc"] <= 1
     mm = sorted(1e3 * np.linalg.norm(r) for r in cache.residual[cache.matches.valid])
     assert table["mean_mm"] == pytest.approx(sum(mm) / len(mm), abs=1e-3)
     assert table["valid_points"] == len(mm)

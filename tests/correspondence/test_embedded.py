@@ -12,6 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from memcorr.correspondence.cache import auc
 from memcorr.correspondence.embedded import train as training
 from memcorr.correspondence.embedded.assemblies import SCENERY_TEXTURES
 from memcorr.correspondence.embedded.matcher import WEIGHTS, EmbeddedMatcher, load_network
@@ -20,7 +21,6 @@ from memcorr.correspondence.embedded.practice import SCENERY, Group, build_pract
 from memcorr.correspondence.embedded.train import MatcherConfig, grid_targets, logistic_regression, make_pair, train
 from memcorr.correspondence.lift import BATCH, crop_object, match_frames, prepare_references
 from memcorr.correspondence.matcher import Doubt
-from memcorr.correspondence.pictures import auc
 from memcorr.demos.store import Store
 from memcorr.errors import UserError
 from memcorr.worlds.gl import mujoco

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,11 @@ import pytest
 from memcorr.errors import UserError
 from memcorr.evaluation.episodes import EPISODES, Episode, write_episodes
 from memcorr.report import paper
-from memcorr.report.lookup import Lookup, door_follows, first_chunk_follows, matching
+from memcorr.report.lookup import PREDECESSOR, Lookup, door_follows, first_chunk_follows, matching
+from memcorr.report.matching import Measured
 from memcorr.report.page import complete, write_report
 from memcorr.report.paper import MATCHED, Line, Setting
-from memcorr.report.tables import comparison
+from memcorr.report.tables import comparison, ours
 from memcorr.spec import TASKS
 from memcorr.worlds.scenes import evaluation_scenes
 
@@ -76,11 +78,11 @@ def test_the_papers_counts_reproduce_the_papers_cells(as_published: list[Episode
     for line in ALL_LINES:
         table = comparison(results, "", "", tuple("x" * len(line.label)), [line])
         values = table.rows[0][len(line.label) :]
-        for theirs, ours, difference in zip(values[::3], values[1::3], values[2::3], strict=True):
+        for theirs, mine, difference in zip(values[::3], values[1::3], values[2::3], strict=True):
             if theirs == "not measured":
-                assert (ours, difference) == ("not measured", "–")
+                assert (mine, difference) == ("not measured", "–")
             else:
-                assert ours.startswith(theirs) and float(difference) == 0
+                assert mine.startswith(theirs) and float(difference) == 0
 
 
 def test_the_papers_numbers_are_consistent() -> None:
@@ -101,7 +103,7 @@ def test_the_papers_numbers_are_consistent() -> None:
 def test_unmeasured_cells_say_so_and_nothing_is_dropped() -> None:
     rows = rollouts(Setting(condition="combined"), 100)
     odd = rollouts(Setting(condition="camera").showing(phase_offset=3), 10)
-    tables = {table.title: table for table in complete(Lookup([*rows, *odd]))}
+    tables = {table.title: table for table in complete(Lookup([*rows, *odd]), Measured([], []))}
     systems = tables["Complete policy systems"].rows
     assert systems[0][3] == "not measured" and systems[2][6].startswith("100/150 (66.67 %)")
     assert "phase +3" in tables["Further measurements"].rows[0][3]
@@ -114,6 +116,29 @@ def test_one_matcher_fills_the_report() -> None:
         assert sum(e.success for e in Lookup([*a, *b], matcher).of(Setting())) == successes
     with pytest.raises(UserError, match="no rollout"):
         Lookup([])
+
+
+def test_the_predecessors_rollouts_fill_gaps_and_are_marked() -> None:
+    old = rollouts(Setting().showing(lifting="object"), 290, PREDECESSOR)
+    assert len(Lookup(old).of(Setting())) == 300 and ours(Lookup(old).of(Setting())).endswith("†")
+    new = rollouts(Setting(), 100, "embedded")
+    both = Lookup([*old, *new])
+    assert sum(e.success for e in both.of(Setting())) == 100 and "†" not in ours(both.of(Setting()))
+    further = {table.title: table for table in complete(both, Measured([], []))}["Further measurements"]
+    assert any("lifting object" in row[3] for row in further.rows)
+
+
+def test_error_tables_stand_beside_the_papers(tmp_path: Path) -> None:
+    errors = {"median_mm": 1.5, "mean_mm": 2.5, "p95_mm": 9.5, "p99_mm": 20.5, "rows": 100, "valid_points": 1500}
+    one = {**errors, "matcher": "embedded", "lifting": "paper", "auc": 0.91, "weights": ""}
+    live = {**one, "lifting": "rigid", "world": "plate", "setting": "camera", "first_frame": {**errors, "mean_mm": 3.5}}
+    (tmp_path / "errors.json").write_text(json.dumps(one))
+    (tmp_path / "matching.json").write_text(json.dumps([live]))
+    tables = {t.title: t for t in complete(Lookup(rollouts(Setting(), 9)), Measured.find([tmp_path]))}
+    door = tables["Matching error, door, like for like"]
+    assert door.rows[1][:4] == ("10,000 training rows, mean", "7.95 mm", "2.50 mm", "not measured")
+    (row,) = next(t for title, t in tables.items() if "ten worlds" in title).rows
+    assert row == ("plate", "±15°", "1.5 / 3.5 / 9.5, 94 %", "not measured", "1.5 / 2.5 / 9.5, 94 %", "not measured")
 
 
 def test_decisions_weigh_the_same_in_the_matching_error() -> None:

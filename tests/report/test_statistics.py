@@ -6,11 +6,11 @@ import time
 
 import numpy as np
 import pytest
-from scipy.stats import bootstrap
+from scipy.stats import binomtest, bootstrap
 
 from memcorr.evaluation.episodes import Episode
 from memcorr.evaluation.intervention import Intervention
-from memcorr.report.statistics import bootstrap_interval, paired_difference, share
+from memcorr.report.statistics import bootstrap_interval, clopper_pearson, paired_difference, share
 from memcorr.spec import TASKS, Task
 
 
@@ -34,6 +34,20 @@ def episode(experiment: str, seed: int, scene: int, task: Task, success: bool) -
         final_joint=-1.4,
         seconds=1.0,
     )
+
+
+@pytest.mark.parametrize(("successes", "n"), [(0, 50), (3, 50), (100, 100)])
+def test_exact_intervals_equal_scipys(successes: int, n: int) -> None:
+    theirs = binomtest(successes, n).proportion_ci(0.95, "exact")
+    assert clopper_pearson(successes, n) == pytest.approx((100 * theirs.low, 100 * theirs.high))
+
+
+def test_where_all_end_alike_the_interval_is_exact() -> None:
+    rows = [episode("a", 42, scene, "open", True) for scene in range(25)]
+    measured = share(rows)
+    assert measured is not None and measured.exact and measured.low == pytest.approx(86.28, abs=0.01)
+    mixed = share([*rows, episode("a", 42, 25, "open", False)])
+    assert mixed is not None and not mixed.exact
 
 
 def random_rows(experiment: str, probability: float, rng: np.random.Generator, scenes: int = 25) -> list[Episode]:
