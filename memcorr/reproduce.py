@@ -2,7 +2,7 @@
 
 smoke   every verb on two pairs and tiny training: does the whole path work here?
 cpu     one seed of MemCorr-DP as ours and as published, of its standard objective and of the two visual policies
-full    three seeds of all seven experiments and every intervention of the paper
+full    three seeds of all of these, the representations and the schedules, and every intervention of the paper
 
 Each policy is evaluated as soon as it is trained, and the report is written anew after each.
 """
@@ -14,12 +14,12 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from .correspondence.cache import build_cache
 from .demos.collect import collect
 from .demos.store import Store
-from .evaluation.evaluate import evaluate, find_subject, summary
+from .evaluation.evaluate import evaluate, find_subject, summary, usual_lifting
 from .evaluation.intervention import GROUND_TRUTH, Intervention
 from .policy.checkpoint import CONFIG
 from .report.page import write_report
@@ -102,27 +102,34 @@ TIERS: dict[Tier, Plan] = {
         recipes={"memcorr": replace(EXPERIMENTS["memcorr"], train_pairs=2, batch=8, updates=(4, 2))},
     ),
     "cpu": Plan(
-        cost="about 4 hours per trained policy (2.5 with --threads 2), 4 in all, an hour of rollouts; 1 GB",
+        cost="about 4 hours per trained policy (2.5 with --threads 2), the work of 6, an hour of rollouts; 1 GB",
         seeds=(42,),
         evaluations={
             "memcorr": (*MAIN, *PHASES),
             "standard": interventions(stage_one=True),
-            "memcorr-paper": (Evaluation(SHIFTS),),
+            "memcorr-literal": (Evaluation(SHIFTS),),
+            "memcorr-no-phase-errors": (Evaluation(SHIFTS),),
             "visual-transformer": SYSTEM,
             "visual-unet": SYSTEM,
         },
     ),
     "full": Plan(
-        cost="about 4 hours per trained policy (2.5 with --threads 2), the work of 19, and a day of rollouts; 2 GB",
+        cost="about 4 hours per trained policy (2.5 with --threads 2), the work of 37, and a day of rollouts; 2 GB",
         seeds=SPEC.seeds,
         evaluations={
             "memcorr": (*MAIN, *PHASES),
             "standard": interventions(stage_one=True),
-            "memcorr-paper": (Evaluation(SHIFTS),),
+            "memcorr-literal": (Evaluation(SHIFTS),),
+            "memcorr-no-phase-errors": (Evaluation(SHIFTS),),
+            "memcorr-cosine": (*interventions(stage_one=True), Evaluation(SHIFTS)),
+            "standard-cosine": interventions(stage_one=True),
             "motion": (Evaluation(EVERYWHERE),),
             "centroid": SYSTEM,
+            "motion-no-phase-errors": SYSTEM,
+            "centroid-no-phase-errors": SYSTEM,
             "visual-transformer": SYSTEM,
             "visual-unet": SYSTEM,
+            "visual-unet-cosine": SYSTEM,
         },
     ),
 }
@@ -132,13 +139,18 @@ def reproduce(tier: Tier, out: Path, matcher: str = "embedded", workers: int = C
     """Runs a tier into `out` and returns the report's page; the same call continues."""
     plan, root = TIERS[tier], out / tier
     log.info(f"reproduce --tier {tier}: {plan.cost}. Everything goes to {root}; the same command continues.")
-    demos, cache, results = root / "demos", root / "cache", root / "results"
+    demos, results = root / "demos", root / "results"
     stated("1/4 collect")
     collect(demos, plan.pairs, workers=workers)
     store = Store.open(demos)
     stated("2/4 match")
-    pairs = plan.recipe("memcorr").train_pairs
-    build_cache(store, cache, matcher, pairs=pairs, rows=plan.rows, workers=workers)
+    usual = plan.recipe("memcorr")
+    caches = {(r.lifting, r.tie_break) for r in map(plan.recipe, plan.evaluations) if not r.visual}
+    main = (usual.lifting, usual.tie_break)
+    folders = {how: root / ("cache" if how == main else f"cache-{how[0]}-{how[1]}") for how in sorted(caches)}
+    for how, cache in folders.items():
+        rows_of: dict[str, Any] = {"pairs": usual.train_pairs, "rows": plan.rows, "workers": workers}
+        build_cache(store, cache, matcher, lifting=how[0], tie_break=how[1], **rows_of)
     stated("3/4 expert and zeros, which judge the harness")
     for scripted in ("expert", "zeros"):
         evaluate_once(scripted, results / scripted, Evaluation(SHIFTS), matcher, plan.scenes, demos, workers)
@@ -149,7 +161,8 @@ def reproduce(tier: Tier, out: Path, matcher: str = "embedded", workers: int = C
         mixed = not recipe.visual and any(not evaluation.stage_one for evaluation in plan.evaluations[name])
         first = next(other for other in plan.evaluations if plan.recipe(other).begins_like(recipe))
         stage_one = None if first == name else root / "runs" / f"{first}-{seed}" / STAGE_ONE
-        train(recipe, demos, seed, folder, cache if mixed else None, threads=threads, stage_one=stage_one)
+        cache_of = folders[recipe.lifting, recipe.tie_break] if mixed else None
+        train(recipe, demos, seed, folder, cache_of, threads=threads, stage_one=stage_one)
         for evaluation in plan.evaluations[name]:
             checkpoint = folder / (STAGE_ONE if evaluation.stage_one else "")
             evaluate_once(str(checkpoint), rows, evaluation, matcher, plan.scenes, demos, workers)
@@ -163,7 +176,7 @@ def reproduce(tier: Tier, out: Path, matcher: str = "embedded", workers: int = C
 def evaluate_once(
     policy: str, out: Path, evaluation: Evaluation, matcher: str, scenes: Sequence[int], data: Path, workers: int
 ) -> None:
-    shown = evaluation.settled(matcher)
+    shown = replace(evaluation.settled(matcher), lifting=usual_lifting(policy))
     rows = evaluate(
         policy, out, conditions=evaluation.conditions, shown=shown, scenes=scenes, data=data, workers=workers
     )

@@ -37,6 +37,9 @@ TEST_SETS: tuple[TestSet, ...] = get_args(TestSet)
 
 # How located points become points in space (correspondence/lift); "paper" is to the letter.
 Lifting = Literal["rigid", "object", "paper"]
+# How noise grows with the timestep: the paper's, and the squared cosine of Diffusion Policy, which ends in noise alone.
+Schedule = Literal["linear", "cosine"]
+TieBreak = Literal["elapsed", "first"]  # between reference frames with the same joint (demos/phase)
 Band = tuple[float, float]
 
 
@@ -133,4 +136,5 @@ SPEC = Spec()
 # RoMa v2 as published, millimetres: over all valid points of the authors' cache, and the mean over decisions.
 PUBLISHED_CACHE_MM = {"median_mm": 3.72, "mean_mm": 7.95, "p95_mm": 20.03, "p99_mm": 79.62}
 PUBLISHED_CACHE_POINTS = 149_063
+PUBLISHED_RESIDUAL_MM = 20.034  # the 95th percentile, exactly: residuals up to here are resampled in stage two
 PUBLISHED_ONLINE_MM: dict[str, float] = {"boundary": 11.78, "combined": 43.66}

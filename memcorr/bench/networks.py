@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 import torch
 
 from ..policy.condition import Condition
-from ..policy.sampler import TransformerSampler
+from ..policy.sampler import make_sampler
 from ..policy.transformer import IMAGE_CHANNELS, ActionTransformer
 from ..runs import keep_freed_memory
 from ..spec import SPEC, TASKS
@@ -104,7 +104,7 @@ def sample(size: int) -> Case:
     generator = torch.Generator().manual_seed(0)
     network = ActionTransformer().eval()
     theirs = from_ours(network).eval()
-    sampler = TransformerSampler(network, MAIN.guidance)
+    sampler = make_sampler(network, MAIN.guidance)
     condition, noise = random_condition(size), _chunks(size, generator)
 
     def ours() -> torch.Tensor:

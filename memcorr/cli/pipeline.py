@@ -9,7 +9,7 @@ import tyro
 
 from ..errors import UserError
 from ..runs import CORES
-from ..spec import DOOR, WORLD_TASKS, Lifting, Task, TestSet
+from ..spec import DOOR, WORLD_TASKS, Lifting, Task, TestSet, TieBreak
 from .options import Count, Processes, Seed, Speed, Whole, app, verb
 
 
@@ -52,6 +52,7 @@ def match(
     pairs: Count = 80,
     rows: Count = 10_000,
     lifting: Lifting = "rigid",
+    tie_break: TieBreak = "elapsed",
     workers: Processes = CORES,
 ) -> None:
     """Match training rows once: the correspondence cache of the mixed stage, and its error table.
@@ -64,6 +65,8 @@ def match(
         rows: Rows of the cache, every frame 0 among them.
         lifting: "paper" is to the letter (bilinear depth, no abstaining, confidence as it comes), "object" takes depth
             from the object's own pixels, "rigid" also fits the one motion that carries all points.
+        tie_break: Among reference frames with the same joint, the nearest in "elapsed" time or the "first"; the recipe
+            that the cache is for says which (memcorr-literal: first).
         workers: Processes. The result is the same for any number.
     """
     from ..correspondence.cache import beside_the_paper, build_cache, read_cache
@@ -71,7 +74,9 @@ def match(
     from ..demos.store import Store
 
     store = Store.open(data)
-    table = build_cache(store, out, matcher, pairs=pairs, rows=rows, lifting=lifting, workers=workers)
+    table = build_cache(
+        store, out, matcher, pairs=pairs, rows=rows, tie_break=tie_break, lifting=lifting, workers=workers
+    )
     cache = read_cache(out, store)
     draw_reliability(cache, out / "reliability.png")
     draw_matches(cache, store, out / "matches.png")
@@ -96,7 +101,8 @@ def train(
     """Train one policy in two stages; the same command continues an interrupted run.
 
     Args:
-        experiment: memcorr, memcorr-paper, standard, motion, centroid, visual-transformer, visual-unet or debug.
+        experiment: memcorr (ours), memcorr-literal (the paper's), memcorr-no-phase-errors (in between), standard,
+            motion, centroid, visual-transformer, visual-unet, their -cosine and -no-phase-errors variants, or debug.
         data: Demonstrations to train on.
         seed: Draws initial weights and batches; the paper's are 42, 43 and 44.
         out: Folder of the run; runs/EXPERIMENT-SEED if not given.
@@ -136,7 +142,7 @@ def evaluate(
     tasks: tuple[Task, ...] = (),
     world: str = DOOR,
     disturb: tuple[str, ...] = (),
-    lifting: Lifting = "rigid",
+    lifting: Lifting | None = None,
     data: Path | None = None,
     out: Path = Path("runs/evaluation"),
     workers: Processes = CORES,
@@ -161,7 +167,7 @@ def evaluate(
             action-noise (0.3), delay (3 steps), depth-noise (1), depth-holes (0.1), mask-erode (1 px),
             mask-dilate (2 px), mask-late (3 steps), extrinsics (1: 1 degree and 5 mm), azimuth (20 degrees),
             elevation (10 degrees). The condition "disturbed" takes them one after the other.
-        lifting: As in `memcorr match`.
+        lifting: As in `memcorr match`; what the policy was trained with if not given.
         data: Demonstrations; pair 0 holds the references. If not given: data/demos, or, where that does not
             exist, a folder in OUT into which the references are recorded first.
         out: Folder of episodes.jsonl. The same command continues an interrupted run.
@@ -169,12 +175,12 @@ def evaluate(
         video: Also write a video of the first rollout asked for.
     """
     from ..demos.collect import find_references
-    from ..evaluation.evaluate import evaluate, summary
+    from ..evaluation.evaluate import evaluate, summary, usual_lifting
     from ..evaluation.intervention import Intervention
     from ..worlds.disturbances import Disturbance
 
     pairing: Literal["kept", "permuted"] = "permuted" if permute_pairs else "kept"
-    shown = Intervention(reference, matcher, phase_offset, phase_speed, pairing, lifting)
+    shown = Intervention(reference, matcher, phase_offset, phase_speed, pairing, lifting or usual_lifting(policy))
     wrong = [Disturbance.parse(text) for text in disturb]
     for name in WORLD_TASKS if world == "all" else (world,):
         rows = evaluate(

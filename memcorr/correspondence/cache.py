@@ -21,11 +21,11 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 from tqdm import tqdm
 
-from ..demos.phase import TieBreak, closest_frames, training_reference
+from ..demos.phase import closest_frames, training_reference
 from ..demos.store import Demonstration, Store
 from ..errors import UserError
 from ..runs import CORES, claimed, read_json, spread, threads, write_json, written_whole
-from ..spec import PUBLISHED_CACHE_MM, PUBLISHED_CACHE_POINTS, SPEC, TASKS, Array, Lifting
+from ..spec import PUBLISHED_CACHE_MM, PUBLISHED_CACHE_POINTS, SPEC, TASKS, Array, Lifting, TieBreak
 from .lift import match_frames, prepare_references
 from .matcher import Matcher, load_matcher, matcher_label, weights_digest
 from .matches import Matches, residuals
@@ -46,6 +46,7 @@ class Cache:
     matches: Matches  # (R, 16, ...)
     residual: Array  # (R, 16, 3) measured minus true live point, metres; meaningful where valid
     p_live_true: Array  # (R, 16, 3) the reference points carried by the door's true motion
+    lifting: Lifting = "rigid"
 
 
 def choose_rows(
@@ -225,11 +226,19 @@ def read_cache(folder: Path, store: Store) -> Cache:
         a = load_file(folder / "cache.safetensors")
     except (SafetensorError, OSError) as problem:
         raise UserError(f"{folder / 'cache.safetensors'} is damaged ({problem}); delete it and match again") from None
-    names = {*Cache.__dataclass_fields__, *Matches.__dataclass_fields__} - {"matches"}
+    names = {*Cache.__dataclass_fields__, *Matches.__dataclass_fields__} - {"matches", "lifting"}
     if any(len(a.get(name, ())) != rows for name in names):
         raise UserError(f"{folder} does not hold the rows that its cache.json speaks of; delete it and match again")
     matches = Matches(a["p_ref"], a["p_live"], a["confidence"], a["valid"])
-    return Cache(a["demonstration"], a["anchor"], a["reference_frame"], matches, a["residual"], a["p_live_true"])
+    return Cache(
+        a["demonstration"],
+        a["anchor"],
+        a["reference_frame"],
+        matches,
+        a["residual"],
+        a["p_live_true"],
+        settings.get("lifting", "object"),
+    )
 
 
 def beside_the_paper(table: dict) -> str:

@@ -7,14 +7,11 @@ elapsed execution steps.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 from numpy.typing import NDArray
 
-from ..spec import SPEC, Array
+from ..spec import SPEC, Array, TieBreak
 
-TieBreak = Literal["elapsed", "first"]
 JOINT_TIE = 0.01  # rad; frames this close to the best one count as tied
 
 

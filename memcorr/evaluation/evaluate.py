@@ -22,7 +22,7 @@ from ..errors import UserError
 from ..policy.checkpoint import MODEL, model_update
 from ..policy.policy import policy_folder
 from ..runs import claimed, spread, threads
-from ..spec import DOOR, WORLD_TASKS, Task, TestSet
+from ..spec import DOOR, WORLD_TASKS, Lifting, Task, TestSet
 from ..training.experiments import Config, Experiment
 from ..worlds.disturbances import Disturbance
 from ..worlds.pairs import find_pair
@@ -65,6 +65,12 @@ def find_subject(policy: str) -> Subject:
     return Subject(str(folder), config.experiment.name, config.seed, stage, checkpoint, config.experiment)
 
 
+def usual_lifting(policy: str | Path) -> Lifting:
+    """How the points are lifted that a policy was trained to follow."""
+    recipe = find_subject(str(policy)).recipe
+    return recipe.lifting if recipe else Intervention().lifting
+
+
 def follows(subject: Subject, shown: Intervention) -> bool:
     """Whether a reference is supplied at all."""
     return subject.policy in REPLAYS or (
@@ -99,7 +105,7 @@ def settle(subject: Subject, shown: Intervention) -> Intervention:
         raise UserError(f"{subject.experiment} needs a matcher: {', '.join(MATCHERS)} or {GROUND_TRUTH}")
     if matched and shown.matcher != GROUND_TRUTH:
         return shown
-    return replace(shown, matcher=shown.matcher if matched else NO_MATCHER, lifting="rigid")
+    return replace(shown, matcher=shown.matcher if matched else NO_MATCHER, lifting=Intervention().lifting)
 
 
 def list_jobs(

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..runs import read_json, write_json, written_whole
-from ..spec import SPEC
+from ..spec import SPEC, Lifting, Schedule
 from .condition import Normalisation
 from .relations import Representation
 from .transformer import ActionTransformer, VisualTransformer
@@ -46,6 +46,8 @@ class Design:
     network: NetworkName = "memcorr"
     representation: Representation = "full"  # of the relation tokens; visual networks have none
     guidance: float = SPEC.guidance  # 1 means none
+    schedule: Schedule = "linear"
+    lifting: Lifting = "rigid"  # of the points it was trained on, and follows
 
     @property
     def visual(self) -> bool:
@@ -141,9 +143,10 @@ def read_design(folder: Path) -> tuple[Design, int]:
     """The design and the training seed of the policy in `folder`."""
     content = read_config(folder)
     try:
-        design = Design(**{f.name: content["experiment"][f.name] for f in fields(Design)})
-        if design.network not in NETWORKS:
-            raise ValueError(f"unknown network {design.network!r}")
+        told = content["experiment"]
+        design = Design(**{f.name: told[f.name] for f in fields(Design) if f.name in told})  # the rest came later
+        if design.network not in NETWORKS or "network" not in told:
+            raise ValueError(f"unknown network {told.get('network')!r}")
         return design, int(content["seed"])
     except (KeyError, TypeError, ValueError) as problem:
         raise UserError(f"{folder / CONFIG} is not a configuration of this memcorr ({problem})") from None

@@ -6,33 +6,50 @@ All actions are in normalised coordinates, chunks are (batch, 16, 4), timesteps 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from ..spec import SPEC
+from ..spec import SPEC, Schedule
+
+LARGEST_BETA = 0.999  # of the squared cosine, whose last step would take everything
 
 
-def alpha_bars() -> Tensor:
-    """beta_t = 1e-4 + t (2e-2 - 1e-4) / 99 and alpha_bar_t = prod_{q <= t} (1 - beta_q): (100,) float64."""
-    beta = torch.linspace(SPEC.beta_first, SPEC.beta_last, SPEC.diffusion_steps, dtype=torch.float64)
+def alpha_bars(schedule: Schedule = "linear") -> Tensor:
+    """alpha_bar_t = prod_{q <= t} (1 - beta_q): (100,) float64.
+
+    linear, the paper's: beta_t = 1e-4 + t (2e-2 - 1e-4) / 99. At t = 99 sixty per cent of the action is left, by
+    which a network tells apart two behaviours without ever looking at its condition (LOG.md).
+    cosine: beta_t = min(1 - f((t + 1) / 100) / f(t / 100), 0.999) with f(s) = cos^2((s + 0.008) / 1.008 pi / 2).
+    """
+    T = SPEC.diffusion_steps
+    if schedule == "linear":
+        beta = torch.linspace(SPEC.beta_first, SPEC.beta_last, T, dtype=torch.float64)
+    else:
+        f = torch.cos((torch.arange(T + 1, dtype=torch.float64) / T + 0.008) / 1.008 * math.pi / 2) ** 2
+        beta = (1 - f[1:] / f[:-1]).clamp(max=LARGEST_BETA)
     return torch.cumprod(1.0 - beta, dim=0)
 
 
-def signal_and_noise(t: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+def signal_and_noise(
+    t: Tensor, dtype: torch.dtype = torch.float32, schedule: Schedule = "linear"
+) -> tuple[Tensor, Tensor]:
     """sqrt(alpha_bar_t) and sqrt(1 - alpha_bar_t), shaped to multiply chunks."""
-    alpha_bar = alpha_bars().to(t.device)[t].reshape(-1, 1, 1)
+    alpha_bar = alpha_bars(schedule).to(t.device)[t].reshape(-1, 1, 1)
     return alpha_bar.sqrt().to(dtype), (1.0 - alpha_bar).sqrt().to(dtype)
 
 
-def q_sample(x_0: Tensor, eps: Tensor, t: Tensor) -> Tensor:
+def q_sample(x_0: Tensor, eps: Tensor, t: Tensor, schedule: Schedule = "linear") -> Tensor:
     """Standard diffusion: x_t = sqrt(alpha_bar_t) x_0 + sqrt(1 - alpha_bar_t) eps. The target is eps."""
-    signal, noise = signal_and_noise(t, x_0.dtype)
+    signal, noise = signal_and_noise(t, x_0.dtype, schedule)
     return signal * x_0 + noise * eps
 
 
-def paired_noise(x_open: Tensor, x_close: Tensor, eps: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def paired_noise(
+    x_open: Tensor, x_close: Tensor, eps: Tensor, t: Tensor, schedule: Schedule = "linear"
+) -> tuple[Tensor, Tensor, Tensor]:
     """Counterfactual paired denoising: z_t shared by both behaviours, and their targets eps^open, eps^close.
 
     m = (x_open + x_close) / 2,  z_t = sqrt(alpha_bar) m + sqrt(1 - alpha_bar) eps,
@@ -41,7 +58,7 @@ def paired_noise(x_open: Tensor, x_close: Tensor, eps: Tensor, t: Tensor) -> tup
     The target is computed as eps + sqrt(alpha_bar / (1 - alpha_bar)) (m - x_0^b), the same number
     without the cancellation: equal chunks give exactly eps, the standard target.
     """
-    signal, noise = signal_and_noise(t, x_open.dtype)
+    signal, noise = signal_and_noise(t, x_open.dtype, schedule)
     m = 0.5 * (x_open + x_close)
     z_t = signal * m + noise * eps
     return z_t, eps + signal / noise * (m - x_open), eps + signal / noise * (m - x_close)
@@ -52,12 +69,12 @@ def ddim_timesteps() -> list[int]:
     return torch.linspace(0, SPEC.diffusion_steps - 1, SPEC.ddim_steps, dtype=torch.float64).long().flip(0).tolist()
 
 
-def ddim_coefficients() -> list[tuple[float, float, float, float]]:
+def ddim_coefficients(schedule: Schedule = "linear") -> list[tuple[float, float, float, float]]:
     """Per step sqrt(alpha_bar_t), sqrt(1 - alpha_bar_t) and the same two of the next, less noisy index.
 
     After the last step (t = 0) nothing is noisy: alpha_bar = 1.
     """
-    alpha_bar = alpha_bars()[ddim_timesteps()]
+    alpha_bar = alpha_bars(schedule)[ddim_timesteps()]
     following = torch.cat([alpha_bar[1:], torch.ones(1, dtype=alpha_bar.dtype)])
     columns = torch.stack([alpha_bar.sqrt(), (1 - alpha_bar).sqrt(), following.sqrt(), (1 - following).sqrt()], dim=1)
     return [(row[0], row[1], row[2], row[3]) for row in columns.tolist()]
@@ -79,9 +96,9 @@ def guided(eps_u: Tensor, eps_c: Tensor, guidance: float) -> Tensor:
     return eps_u + guidance * (eps_c - eps_u)
 
 
-def ddim_sample(denoise: Callable[[Tensor, Tensor], Tensor], noise: Tensor) -> Tensor:
+def ddim_sample(denoise: Callable[[Tensor, Tensor], Tensor], noise: Tensor, schedule: Schedule = "linear") -> Tensor:
     """From Gaussian `noise` (B, 16, 4) to clean normalised chunks; `denoise(z_t, t)` predicts the noise."""
     z_t = noise
-    for t, coefficients in zip(ddim_timesteps(), ddim_coefficients(), strict=True):
+    for t, coefficients in zip(ddim_timesteps(), ddim_coefficients(schedule), strict=True):
         z_t = ddim_step(z_t, denoise(z_t, torch.full((len(noise),), t, device=noise.device)), coefficients)
     return z_t

@@ -83,7 +83,7 @@ class Policy:
         self.seed, self.digest = checkpoint.seed, checkpoint.digest
         self.network, self.normalisation = checkpoint.network, checkpoint.normalisation
         self.device = next(self.network.parameters()).device
-        self.sampler = make_sampler(self.network, self.design.guidance)
+        self.sampler = make_sampler(self.network, self.design.guidance, self.design.schedule)
 
     def follow(self, reference: Demonstration, matcher: str | Matcher = "embedded", lanes: int = 1) -> Follower:
         """This policy bound to a reference; make another one to swap the reference at run time.
@@ -182,7 +182,7 @@ class Follower:
             raise UserError(f"{policy.design.name} follows no reference: it is given the task")
         loaded = load_matcher(matcher) if isinstance(matcher, str) else matcher
         used = loaded if policy.design.needs_matches else None
-        self.reference, self.planner = Reference(reference, used), Planner(policy, used, lanes)
+        self.reference, self.planner = Reference(reference, used), Planner(policy, used, lanes, policy.design.lifting)
 
     def plan(self, frame: Frame, elapsed: int, seed: int = 0, noise: NDArray[np.float32] | None = None) -> Plan:
         """What continues the reference from `frame`, `elapsed` control steps after the start.

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..spec import SPEC
+from ..spec import SPEC, Schedule
 from .condition import Condition
 from .diffusion import ddim_coefficients, ddim_sample, ddim_step, ddim_timesteps
 from .transformer import HEADS, HIDDEN, WIDTH, ActionTransformer, DenoiserBlock, heads
@@ -33,11 +33,11 @@ class Sampler(Protocol):
         """Clean normalised chunks (B, 16, 4) from Gaussian noise of that shape."""
 
 
-def make_sampler(network: nn.Module, guidance: float) -> Sampler:
+def make_sampler(network: nn.Module, guidance: float, schedule: Schedule = "linear") -> Sampler:
     if isinstance(network, ActionTransformer):
-        return TransformerSampler(network, guidance)
+        return TransformerSampler(network, guidance, schedule)
     assert isinstance(network, VisualUNet) and guidance == 1.0, "the U-Net has no unconditional branch to guide with"
-    return UNetSampler(network)
+    return UNetSampler(network, schedule)
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ class TransformerSampler:
     """For MemCorr-DP and the visual Transformer."""
 
     @torch.no_grad()
-    def __init__(self, network: ActionTransformer, guidance: float) -> None:
-        self.network, self.guidance = network, guidance
+    def __init__(self, network: ActionTransformer, guidance: float, schedule: Schedule) -> None:
+        self.network, self.guidance, self.coefficients = network, guidance, ddim_coefficients(schedule)
         device = network.out.weight.device
         self.blocks = [Block(block) for block in network.blocks]  # type: ignore[arg-type]
         self.action, self.out = Affine.of(network.action_projection), Affine.of(network.out)
@@ -119,7 +119,7 @@ class TransformerSampler:
         q_cross = x.new_empty(R, WIDTH)
         q_cross_heads = heads(q_cross.view(B, CHUNK, WIDTH))
         z_t = noise
-        for step, coefficients in zip(self.steps, ddim_coefficients(), strict=True):
+        for step, coefficients in zip(self.steps, self.coefficients, strict=True):
             torch.add(torch.matmul(z_t, self.action.weight), step, out=inputs)
             for block, memory in zip(self.blocks, memories, strict=True):
                 if block is self.blocks[0]:  # the branches are the same until the first of them hears the condition
@@ -160,10 +160,10 @@ def _merged(attended: Tensor) -> Tensor:
 class UNetSampler:
     """For the visual U-Net: the observation is encoded once."""
 
-    def __init__(self, network: VisualUNet) -> None:
-        self.network = network
+    def __init__(self, network: VisualUNet, schedule: Schedule) -> None:
+        self.network, self.schedule = network, schedule
 
     @torch.inference_mode()
     def sample(self, condition: Condition, noise: Tensor) -> Tensor:
         observation = self.network.encode(condition)
-        return ddim_sample(lambda z_t, t: self.network.denoise(z_t, t, observation), noise)
+        return ddim_sample(lambda z_t, t: self.network.denoise(z_t, t, observation), noise, self.schedule)

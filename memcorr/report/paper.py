@@ -35,7 +35,7 @@ class Setting:
 class Cell:
     setting: Setting
     successes: int | None
-    n: int
+    n: int  # 0: the paper has another recipe
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,35 @@ class Line:
     cells: tuple[Cell, ...]
 
 
-def _row(label: tuple[str, ...], base: Setting, counts: dict[str, int | None]) -> Line:
+Counts = dict[str, int | None]  # by condition
+
+
+def _row(label: tuple[str, ...], base: Setting, counts: Counts) -> Line:
     totals = {"boundary": 300}
     return Line(label, tuple(Cell(replace(base, condition=c), k, totals.get(c, 150)) for c, k in counts.items()))
+
+
+# Our recipe errs in phase in stage two, which the published one does not. The paper's numbers stand beside the
+# published recipe: `memcorr-literal`, to the letter; for the controls the one without phase errors.
+PUBLISHED = {
+    "memcorr": "memcorr-literal",
+    "motion": "motion-no-phase-errors",
+    "centroid": "centroid-no-phase-errors",
+}
+
+
+def published(setting: Setting) -> Setting:
+    """The same rollouts of the published recipe, lifted to the letter where it was trained so."""
+    literal = setting.experiment == "memcorr"
+    named = replace(setting, experiment=PUBLISHED[setting.experiment])
+    return named.showing(lifting="paper") if literal and setting.shown.matcher == MATCHED else named
+
+
+def _both(label: str, base: Setting, counts: Counts, *more: str) -> tuple[Line, Line]:
+    """The published recipe beside the paper's counts, then ours, which the paper does not have."""
+    theirs = _row((f"{label}, {PUBLISHED[base.experiment]}", *more), published(base), counts)
+    ours = tuple(Cell(replace(base, condition=c), None, 0) for c in counts)
+    return theirs, Line((f"{label}, {base.experiment} (ours)", *more), ours)
 
 
 MAIN = Setting()
@@ -57,6 +83,7 @@ MOTION = Setting("motion").showing(matcher=NO_MATCHER)
 CENTROID = Setting("centroid")
 TRANSFORMER = Setting("visual-transformer").showing(matcher=NO_MATCHER)
 UNET = Setting("visual-unet").showing(matcher=NO_MATCHER)
+BETWEEN = Setting("memcorr-no-phase-errors")
 CONDITION_NAMES = {
     "validation": "Validation",
     "boundary": "Boundary extrapolation",
@@ -69,84 +96,100 @@ CONDITION_NAMES = {
 SYSTEMS = (
     _row(("Visual U-Net", "1.556M"), UNET, {"boundary": 274, "combined": 112}),
     _row(("Visual Transformer", "1.619M"), TRANSFORMER, {"boundary": 300, "combined": 132}),
-    _row(("MemCorr-DP", "1.613M"), MAIN, {"boundary": 292, "combined": 145}),
+    *_both("MemCorr-DP", MAIN, {"boundary": 292, "combined": 145}, "1.613M"),
 )
 REPRESENTATIONS = (
-    _row(("Full relation condition",), MAIN, {"boundary": 292, "combined": 145}),
-    _row(("Motion only",), MOTION, {"boundary": 234, "combined": 114}),
-    _row(("Object centroid",), CENTROID, {"boundary": 241, "combined": 117}),
+    *_both("Full relations", MAIN, {"boundary": 292, "combined": 145}),
+    *_both("Motion only", MOTION, {"boundary": 234, "combined": 114}),
+    *_both("Object centroid", CENTROID, {"boundary": 241, "combined": 117}),
 )
+
+
+def interventions(base: Setting) -> dict[str, Setting]:
+    """Correct, empty and opposite reference."""
+    return {
+        "Correct": base,
+        "Empty": base.showing(reference="empty", matcher=NO_MATCHER),
+        "Opposite": base.showing(reference="opposite"),
+    }
 
 
 def _stage_one(training: str, label: str, correct: int, empty: int, opposite: int) -> tuple[Line, ...]:
     base = replace(TRUE, experiment=training, stage="stage-one")
-    settings = {
-        "Correct": (base, correct),
-        "Empty": (base.showing(reference="empty", matcher=NO_MATCHER), empty),
-        "Opposite": (base.showing(reference="opposite"), opposite),
-    }
-    return tuple(_row((label, name), s, {"boundary": k}) for name, (s, k) in settings.items())
+    counts = zip(interventions(base).items(), (correct, empty, opposite), strict=True)
+    return tuple(_row((label, name), setting, {"boundary": k}) for (name, setting), k in counts)
 
 
 OBJECTIVE = _stage_one("standard", "Standard", 148, 76, 165) + _stage_one(
     "memcorr", "Counterfactual paired", 224, 118, 26
 )
+# The relation policy with and without pairs, under a schedule that keeps and one that loses the action: stage one.
+SCHEDULES = {
+    ("standard", "linear (the paper's)"): "standard",
+    ("standard", "squared cosine"): "standard-cosine",
+    ("paired", "linear (the paper's)"): "memcorr",
+    ("paired", "squared cosine"): "memcorr-cosine",
+}
 REFERENCE = (
-    _row(("Ground-truth relation, correct",), TRUE, {"boundary": 277}),
-    _row(("Matcher, correct",), MAIN, {"boundary": 292}),
-    _row(("Empty relation",), MAIN.showing(reference="empty", matcher=NO_MATCHER), {"boundary": 95}),
-    _row(("Matcher, opposite",), MAIN.showing(reference="opposite"), {"boundary": 5}),
+    *_both("Ground-truth relation, correct", TRUE, {"boundary": 277}),
+    *_both("Matcher, correct", MAIN, {"boundary": 292}),
+    *_both("Empty relation", MAIN.showing(reference="empty", matcher=NO_MATCHER), {"boundary": 95}),
+    *_both("Matcher, opposite", MAIN.showing(reference="opposite"), {"boundary": 5}),
 )
 STRONG = (
-    _row(("Full relations, matcher",), MAIN, {"extreme": 145, "camera": 148, "combined": 145}),
-    _row(("Ground-truth correspondence",), TRUE, {"extreme": 130, "camera": 150, "combined": 130}),
-    _row(("Motion only",), MOTION, {"extreme": 113, "camera": 119, "combined": 114}),
-    _row(("Object centroid",), CENTROID, {"extreme": None, "camera": None, "combined": 117}),
+    *_both("Full relations, matcher", MAIN, {"extreme": 145, "camera": 148, "combined": 145}),
+    *_both("Ground-truth correspondence", TRUE, {"extreme": 130, "camera": 150, "combined": 130}),
+    *_both("Motion only", MOTION, {"extreme": 113, "camera": 119, "combined": 114}),
+    *_both("Object centroid", CENTROID, {"extreme": None, "camera": None, "combined": 117}),
 )
-# Our stage two also errs in phase; the published one does not.
-RECIPES = tuple(
-    _row(
-        (name,), replace(MAIN, experiment=experiment), {"boundary": 292, "extreme": 145, "camera": 148, "combined": 145}
-    )
-    for name, experiment in (("With phase errors (ours)", "memcorr"), ("Without (published)", "memcorr-paper"))
+_EVERY_SHIFT: Counts = {"boundary": 292, "extreme": 145, "camera": 148, "combined": 145}
+RECIPES = (
+    _row(("memcorr-literal: to the letter",), published(MAIN), _EVERY_SHIFT),
+    Line(
+        ("memcorr-no-phase-errors: as published but for ties, lifting and residuals",),
+        tuple(Cell(replace(BETWEEN, condition=c), None, 0) for c in _EVERY_SHIFT),
+    ),
+    Line(
+        ("memcorr: ours, with phase errors in stage two",),
+        tuple(Cell(replace(MAIN, condition=c), None, 0) for c in _EVERY_SHIFT),
+    ),
 )
 PAIRING = (
-    _row(("Correct pairing",), TRUE, {"combined": 130}),
-    _row(("Permuted pairing",), TRUE.showing(pairing="permuted"), {"combined": 148}),
+    *_both("Correct pairing", TRUE, {"combined": 130}),
+    *_both("Permuted pairing", TRUE.showing(pairing="permuted"), {"combined": 148}),
 )
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """A paired difference in percentage points; the interval is None where the paper gives none."""
+    """A paired difference in percentage points; None where the paper gives no number, or no interval."""
 
     label: str
     ours: Setting
     theirs: Setting
-    points: float
+    points: float | None = None
     interval: tuple[float, float] | None = None
 
 
-def _contrasts(name: str, theirs: Setting, boundary: float, combined: float, intervals: dict) -> list[Contrast]:
-    return [
-        Contrast(
-            f"MemCorr-DP − {name}, {CONDITION_NAMES[c].lower()}",
-            replace(MAIN, condition=c),
-            replace(theirs, condition=c),
-            points,
-            intervals.get(c),
-        )
-        for c, points in (("boundary", boundary), ("combined", combined))
-    ]
+def _contrasts(name: str, theirs: Setting, given: dict[str, float], intervals: dict | None = None) -> list[Contrast]:
+    """Every recipe against one baseline: the published one beside the paper's numbers."""
+    found = []
+    for ours in (published(MAIN), BETWEEN, MAIN):
+        for c in ("boundary", "extreme", "combined") if theirs is TRANSFORMER else ("boundary", "combined"):
+            label = f"{ours.experiment} − {name}, {CONDITION_NAMES[c].lower()}"
+            told = ours.experiment == PUBLISHED["memcorr"]
+            points, interval = (given.get(c), (intervals or {}).get(c)) if told else (None, None)
+            other = theirs if theirs.experiment not in PUBLISHED or ours is MAIN else published(theirs)
+            found.append(Contrast(label, replace(ours, condition=c), replace(other, condition=c), points, interval))
+    return found
 
 
+_VISUAL_INTERVALS = {"boundary": (-4.33, -1.00), "combined": (4.00, 12.67)}
 CONTRASTS = (
-    *_contrasts(
-        "Visual Transformer", TRANSFORMER, -2.67, 8.67, {"boundary": (-4.33, -1.00), "combined": (4.00, 12.67)}
-    ),
-    *_contrasts("Visual U-Net", UNET, 6.00, 22.00, {}),
-    *_contrasts("motion only", MOTION, 19.33, 20.67, {}),
-    *_contrasts("object centroid", CENTROID, 17.00, 18.67, {}),
+    *_contrasts("Visual Transformer", TRANSFORMER, {"boundary": -2.67, "combined": 8.67}, _VISUAL_INTERVALS),
+    *_contrasts("Visual U-Net", UNET, {"boundary": 6.00, "combined": 22.00}),
+    *_contrasts("motion only", MOTION, {"boundary": 19.33, "combined": 20.67}),
+    *_contrasts("object centroid", CENTROID, {"boundary": 17.00, "combined": 18.67}),
     *(
         Contrast(f"Correct − opposite reference, {name} training, stage one", correct, opposite, points)
         for name, (correct, opposite), points in (
@@ -154,14 +197,18 @@ CONTRASTS = (
             ("paired", (OBJECTIVE[3].cells[0].setting, OBJECTIVE[5].cells[0].setting), 66.00),
         )
     ),
-    Contrast("Correct − opposite reference, final policy", MAIN, MAIN.showing(reference="opposite"), 95.67),
+    *(
+        Contrast(f"Correct − opposite reference, final {s.experiment}", s, s.showing(reference="opposite"), points)
+        for s, points in ((published(MAIN), 95.67), (MAIN, None))
+    ),
 )
 
 # Combined shift by task: (open, close) of 75 each.
 BY_TASK = (
     ("Visual U-Net", replace(UNET, condition="combined"), (None, None)),
     ("Visual Transformer", replace(TRANSFORMER, condition="combined"), (57, 75)),
-    ("MemCorr-DP", replace(MAIN, condition="combined"), (70, 75)),
+    ("memcorr-literal", replace(published(MAIN), condition="combined"), (70, 75)),
+    ("memcorr (ours)", replace(MAIN, condition="combined"), (None, None)),
 )
 
 # Matching on the way, RoMa v2: mean 3D error over decisions (mm), fallback decisions, decisions.
@@ -186,4 +233,6 @@ def settings() -> set[Setting]:
     tables = (SYSTEMS, REPRESENTATIONS, OBJECTIVE, REFERENCE, STRONG, RECIPES, PAIRING)
     asked = {cell.setting for table in tables for line in table for cell in line.cells}
     asked |= {setting for contrast in CONTRASTS for setting in (contrast.ours, contrast.theirs)}
+    stage_one = (replace(TRUE, experiment=name, stage="stage-one") for name in SCHEDULES.values())
+    asked |= {setting for base in stage_one for setting in interventions(base).values()}
     return asked | {setting for _, setting, _ in BY_TASK}

@@ -56,7 +56,7 @@ class Batches:
         t = torch.from_numpy(rng.integers(0, SPEC.diffusion_steps, size))
         eps = torch.from_numpy(rng.standard_normal((size, *CHUNK_SHAPE), np.float32))
         dropped = torch.from_numpy(rng.random(size) < self.experiment.condition_dropout)
-        z_t = q_sample(self._chunks(rows), eps, t)
+        z_t = q_sample(self._chunks(rows), eps, t, self.experiment.schedule)
         frames = self._phases(rng, rows)
         if frames is not None:
             matches = self.dataset.retimed(rows, matches, frames)
@@ -71,7 +71,8 @@ class Batches:
         row_open, row_close = self.dataset.first_rows(pair)
         t = torch.from_numpy(rng.integers(SPEC.paired_timesteps[0], SPEC.paired_timesteps[1] + 1, pairs))
         eps = torch.from_numpy(rng.standard_normal((pairs, *CHUNK_SHAPE), np.float32))
-        z_t, eps_open, eps_close = paired_noise(self._chunks(row_open), self._chunks(row_close), eps, t)
+        chunks = self._chunks(row_open), self._chunks(row_close)
+        z_t, eps_open, eps_close = paired_noise(*chunks, eps, t, self.experiment.schedule)
         rows = np.concatenate([row_open, row_close])
         condition = self.condition(rows, self._paired_matches(rng, pair, rows))
         return Batch(torch.cat([z_t, z_t]), torch.cat([t, t]), condition, torch.cat([eps_open, eps_close]))

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from ..correspondence.matches import Matches, ground_truth_matches, transform
-from ..demos.phase import TieBreak, closest_frames, training_reference
+from ..demos.phase import closest_frames, training_reference
 from ..demos.store import Demonstration, Store, opened
 from ..errors import UserError
 from ..policy.condition import Images, Normalisation, shrink
 from ..policy.relations import Relations, Representation, build_relations
-from ..spec import SPEC, TASKS, Array
+from ..spec import SPEC, TASKS, Array, TieBreak
 from ..worlds.pairs import find_pair
 
 Rows = NDArray[np.int64]

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from ..correspondence.cache import read_cache
+from ..correspondence.cache import Cache, read_cache
 from ..demos.store import Store
 from ..errors import UserError
 from ..policy.checkpoint import (
@@ -188,7 +188,7 @@ def train(
     if len(store) < recipe.train_pairs:
         raise UserError(f"{data} holds {len(store)} pairs, {recipe.name} trains on {recipe.train_pairs}; collect more")
     dataset = load_dataset(store, range(recipe.train_pairs), recipe.tie_break, images=recipe.visual)
-    mixture = None if cache is None or recipe.visual else Mixture.join(dataset, read_cache(cache, store))
+    mixture = None if cache is None or recipe.visual else mix(recipe, dataset, read_cache(cache, store))
     config = Config(recipe, seed, dataset.fingerprint())
     with torch_threads(threads), claimed(Path(out), STAGE_ONE) as folder:
         check_same_run(folder, config)
@@ -199,6 +199,14 @@ def train(
         if run.update < run.end:
             drive(run, Validation(store, recipe, run.normalisation, where))
         log.info(outcome(run, store.root))
+
+
+def mix(recipe: Experiment, dataset: Dataset, cache: Cache) -> Mixture:
+    """What stage two of the recipe trains on; the cache must have been lifted its way."""
+    if cache.lifting != recipe.lifting:
+        needs = f"{recipe.name} needs “{recipe.lifting}”: make one with `memcorr match --lifting {recipe.lifting}`"
+        raise UserError(f"--cache holds points lifted “{cache.lifting}”, {needs}")
+    return Mixture.join(dataset, cache, recipe.residual_limit_mm)
 
 
 def resolved(recipe: Experiment, seed: int) -> str:
@@ -251,9 +259,12 @@ def drive(run: Run, validation: Validation) -> None:
 def outcome(run: Run, data: Path) -> str:
     """One line: what there is now, and what to run next."""
     if run.update < run.experiment.total_updates:
+        usual, recipe = Experiment(), run.experiment
+        asked = "" if recipe.lifting == usual.lifting else f" --lifting {recipe.lifting}"
+        asked += "" if recipe.tie_break == usual.tie_break else f" --tie-break {recipe.tie_break}"
         return (
             f"stage one is finished after {run.update} updates: {run.folder / STAGE_ONE}; for stage two make a cache "
-            f"(`memcorr match --data {data} --out CACHE`) and give the same command with --cache CACHE"
+            f"(`memcorr match --data {data} --out CACHE{asked}`) and give the same command with --cache CACHE"
         )
     return f"finished after {run.update} updates: {run.folder / MODEL}; next: memcorr evaluate {run.folder}"
 

@@ -17,7 +17,7 @@ from ..errors import UserError
 from ..spec import TASKS, Array
 from .dataset import Dataset, Rows
 
-RESIDUAL_PERCENTILE = 95.0  # the paper's 20.034 mm is this percentile of its RoMa v2 cache
+RESIDUAL_PERCENTILE = 95.0  # unless a limit is given; the paper's 20.034 mm is this percentile of its RoMa v2 cache
 SAME_DATA = 1e-3  # metres by which the cache's true points may miss ours
 
 
@@ -38,12 +38,15 @@ class Mixture:
     pool: Array  # (P, 3) residuals kept for the bootstrap, metres
 
     @staticmethod
-    def join(dataset: Dataset, cache: Cache) -> Mixture:
+    def join(dataset: Dataset, cache: Cache, residual_limit_mm: float | None = None) -> Mixture:
         rows = _checked_rows(dataset, cache)
         norm = np.linalg.norm(cache.residual, axis=-1)[cache.matches.valid]
         if not len(norm):
             raise UserError("the cache holds no valid point; make it again with `memcorr match`")
-        pool = cache.residual[cache.matches.valid][norm <= np.percentile(norm, RESIDUAL_PERCENTILE)]
+        limit = np.percentile(norm, RESIDUAL_PERCENTILE) if residual_limit_mm is None else residual_limit_mm / 1e3
+        pool = cache.residual[cache.matches.valid][norm <= limit]
+        if not len(pool):
+            raise UserError(f"the cache holds no residual below {1e3 * limit:g} mm")
         order = {int(row): i for i, row in enumerate(rows)}
         opening, closing = dataset.first_rows(np.arange(dataset.pairs))
         if missing := [int(row) for row in (*opening, *closing) if int(row) not in order]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import get_args
 
 import pytest
 import torch
@@ -24,6 +25,9 @@ from memcorr.policy.diffusion import (
 from memcorr.policy.sampler import make_sampler
 from memcorr.policy.transformer import ActionTransformer, VisualTransformer
 from memcorr.policy.unet import VisualUNet
+from memcorr.spec import Schedule
+
+SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 
 
 def test_schedule_is_the_papers() -> None:
@@ -37,13 +41,14 @@ def test_timesteps_descend_through_linspace() -> None:
     assert ddim_timesteps() == [int(99 * k / 19) for k in range(19, -1, -1)]
 
 
-def test_ddim_equals_diffusers_on_every_step() -> None:
+@pytest.mark.parametrize(("schedule", "theirs"), [("linear", "linear"), ("cosine", "squaredcos_cap_v2")])
+def test_ddim_equals_diffusers_on_every_step(schedule: Schedule, theirs: str) -> None:
     diffusers = pytest.importorskip("diffusers")
     scheduler = diffusers.DDIMScheduler(
         num_train_timesteps=100,
         beta_start=1e-4,
         beta_end=2e-2,
-        beta_schedule="linear",
+        beta_schedule=theirs,
         clip_sample=True,
         clip_sample_range=5.0,
         set_alpha_to_one=True,
@@ -55,7 +60,7 @@ def test_ddim_equals_diffusers_on_every_step() -> None:
     generator = torch.Generator().manual_seed(0)
     z_t = 3 * torch.randn(3, 16, 4, generator=generator)
     timesteps, clipped = ddim_timesteps(), 0
-    for i, (t, coefficients) in enumerate(zip(timesteps, ddim_coefficients(), strict=True)):
+    for i, (t, coefficients) in enumerate(zip(timesteps, ddim_coefficients(schedule), strict=True)):
         with torch.no_grad():
             eps = network(z_t, torch.full((3,), t), condition)
         # diffusers steps down by 100 // num_inference_steps; choose it so that this is our next index.
@@ -67,6 +72,14 @@ def test_ddim_equals_diffusers_on_every_step() -> None:
         z_t = ddim_step(z_t, eps, coefficients)
         assert torch.allclose(z_t, step.prev_sample, atol=1e-5), t
     assert clipped > 0
+    torch.testing.assert_close(alpha_bars(schedule).float(), scheduler.alphas_cumprod, rtol=1e-4, atol=1e-8)
+
+
+def test_the_cosine_schedule_ends_in_noise_and_the_linear_one_does_not() -> None:
+    """Chunks of opening and closing, 19.5 apart, stay 14.7 sigma apart to the end of the paper's schedule."""
+    left = {schedule: alpha_bars(schedule)[-1].item() for schedule in SCHEDULES}
+    apart = {schedule: 19.5 * (a / (1 - a)) ** 0.5 for schedule, a in left.items()}
+    assert apart["linear"] == pytest.approx(14.7, abs=0.1) and apart["cosine"] < 0.02
 
 
 def test_q_sample_is_the_forward_process() -> None:

@@ -79,7 +79,7 @@ def test_the_papers_counts_reproduce_the_papers_cells(as_published: list[Episode
         table = comparison(results, "", "", tuple("x" * len(line.label)), [line])
         values = table.rows[0][len(line.label) :]
         for theirs, mine, difference in zip(values[::3], values[1::3], values[2::3], strict=True):
-            if theirs == "not measured":
+            if theirs in ("not measured", "–"):
                 assert (mine, difference) == ("not measured", "–")
             else:
                 assert mine.startswith(theirs) and float(difference) == 0
@@ -93,7 +93,7 @@ def test_the_papers_numbers_are_consistent() -> None:
         for cell in line.cells
         if cell.successes is not None
     }
-    for contrast in paper.CONTRASTS:
+    for contrast in (c for c in paper.CONTRASTS if c.points is not None):
         assert counts[contrast.ours] - counts[contrast.theirs] == pytest.approx(contrast.points, abs=0.006)
     for _, setting, by_task in paper.BY_TASK:
         if None not in by_task:
@@ -105,7 +105,7 @@ def test_unmeasured_cells_say_so_and_nothing_is_dropped() -> None:
     odd = rollouts(Setting(condition="camera").showing(phase_offset=3), 10)
     tables = {table.title: table for table in complete(Lookup([*rows, *odd]), Measured([], []))}
     systems = tables["Complete policy systems"].rows
-    assert systems[0][3] == "not measured" and systems[2][6].startswith("100/150 (66.67 %)")
+    assert systems[0][3] == "not measured" and systems[3][6].startswith("100/150 (66.67 %)")
     assert "phase +3" in tables["Further measurements"].rows[0][3]
     assert "not measured" in tables["Paired differences"].rows[0]
 

@@ -161,7 +161,7 @@ def test_without_a_cache_stage_one_is_the_end_until_there_is_one(
 def test_stage_two_of_another_recipe_may_follow_the_same_stage_one(
     store: Store, cached: Path, uninterrupted: Path, tmp_path: Path
 ) -> None:
-    assert [e.name for e in EXPERIMENTS.values() if e.begins_like(MAIN)] == ["memcorr", "memcorr-paper"]
+    assert [e.name for e in EXPERIMENTS.values() if e.begins_like(MAIN)] == ["memcorr", "memcorr-no-phase-errors"]
     other, stage_one = dataclasses.replace(TINY, name="other", phase_errors=None), uninterrupted / "stage-one"
     train(TINY, store.root, 42, tmp_path / "same", cached, stage_one=stage_one)
     assert_same_weights(tmp_path / "same", uninterrupted)
