@@ -1,7 +1,7 @@
 """Visual-DP-U-Net: a conventional Diffusion Policy (1,556,228 parameters).
 
-The table's literal reading is 64 parameters short of its total; a LayerNorm(32) inside the state
-MLP, as in the image head, is the only single change that makes it exact.
+The table's literal reading is 64 parameters short of its total. A LayerNorm(32) inside the state MLP, as in
+the image head, makes it exact; so would one over state and task together, or one on each head. The paper does not say.
 """
 
 from __future__ import annotations

@@ -247,17 +247,30 @@ def test_dry_run_prints_config_and_parameter_total(
 
 
 def test_experiments_differ_from_the_main_one_only_where_the_paper_says() -> None:
-    allowed = {
-        "memcorr": set(),
-        "standard": {"paired"},
-        "motion": {"representation"},
-        "centroid": {"representation"},
-        "visual-transformer": {"network"},
-        "visual-unet": {"network", "paired", "condition_dropout", "guidance"},
+    unet = {"network": "visual-unet", "paired": False, "condition_dropout": 0.0, "guidance": 1.0}
+    literal = {"phase_errors": None, "tie_break": "first", "lifting": "paper", "residual_limit_mm": 20.034}
+    differences: dict[str, dict[str, object]] = {
+        "memcorr": {},
+        "memcorr-literal": literal,
+        "memcorr-no-phase-errors": {"phase_errors": None},
+        "memcorr-cosine": {"schedule": "cosine"},
+        "standard": {"paired": False},
+        "standard-cosine": {"paired": False, "schedule": "cosine"},
+        "motion": {"representation": "motion"},
+        "centroid": {"representation": "centroid"},
+        "motion-no-phase-errors": {"representation": "motion", "phase_errors": None},
+        "centroid-no-phase-errors": {"representation": "centroid", "phase_errors": None},
+        "visual-transformer": {"network": "visual-transformer"},
+        "visual-unet": unet,
+        "visual-unet-cosine": unet | {"schedule": "cosine"},
+        "debug": {"train_pairs": 2, "batch": 16, "updates": (12, 6)},
     }
-    for name, fields in allowed.items():
-        main, other = dataclasses.asdict(MAIN), dataclasses.asdict(find_experiment(name))
-        assert {k for k in main if main[k] != other[k]} - {"name"} == fields
+    assert set(differences) == set(EXPERIMENTS)
+    main = dataclasses.asdict(MAIN)
+    for name, fields in differences.items():
+        other = dataclasses.asdict(find_experiment(name))
+        assert {k: v for k, v in other.items() if main[k] != v and k != "name"} == fields, name
+    assert (MAIN.lifting, MAIN.tie_break, MAIN.schedule, MAIN.residual_limit_mm) == ("rigid", "elapsed", "linear", None)
     assert (MAIN.batch, MAIN.updates, MAIN.learning_rate) == (128, (20_000, 10_000), (3e-4, 5e-5))
     assert (MAIN.betas, MAIN.epsilon, MAIN.weight_decay) == ((0.9, 0.999), 1e-8, 1e-4)
     assert (MAIN.gradient_norm, MAIN.ema, MAIN.condition_dropout, MAIN.guidance) == (10.0, 0.999, 0.1, 1.5)
@@ -282,6 +295,9 @@ def test_mistakes_are_named_and_nothing_is_touched(
             train(TINY, store.root, seed, uninterrupted, cached)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="choose auto, cpu or cuda"):
         train(TINY, store.root, 42, uninterrupted, cached, device="tpu")
+    monkeypatch.setattr(training, "read_cache", lambda folder, store: dataclasses.replace(cache, lifting="paper"))
+    with pytest.raises(UserError, match="memcorr match --lifting rigid"):
+        train(TINY, store.root, 42, uninterrupted, cached)
     other = dataclasses.replace(cache, p_live_true=cache.p_live_true + 0.1)
     monkeypatch.setattr(training, "read_cache", lambda folder, store: other)
     with pytest.raises(UserError, match="other data"):
