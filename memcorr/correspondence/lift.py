@@ -23,6 +23,7 @@ from .matches import Matches, join_matches
 from .rigid import settle
 
 BATCH = 8  # frames encoded or matched together, always: rounding must not depend on how many are left
+SUPPORT = 32  # further points that vote on the motion of a rigid object, and are then forgotten
 SIZE = SPEC.image_size
 
 
@@ -83,6 +84,16 @@ def choose_pixels(mask: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[n
     return np.stack([columns[index], rows[index]], axis=-1), np.arange(wanted) < n
 
 
+def support_pixels(mask: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """`SUPPORT` further visible pixels, between those of `choose_pixels`, and which are real."""
+    rows, columns = np.nonzero(mask)
+    n = len(rows)
+    if n < SPEC.points + SUPPORT:  # too few to be others
+        return np.zeros((SUPPORT, 2), np.int64), np.zeros(SUPPORT, bool)
+    index = ((np.arange(SUPPORT) + 0.5) * n / SUPPORT).astype(np.int64)
+    return np.stack([columns[index], rows[index]], axis=-1), np.ones(SUPPORT, bool)
+
+
 def lift(frame: Frame, uv: Array, depth: Array) -> tuple[Array, NDArray[np.bool_]]:
     """World points of pixels and which are valid: inside the image, depth finite and positive."""
     H, W = frame.depth.shape
@@ -96,12 +107,15 @@ def lift(frame: Frame, uv: Array, depth: Array) -> tuple[Array, NDArray[np.bool_
 
 @dataclass(frozen=True)
 class ReferenceFrame:
-    """A reference frame made ready once: its encoding, its sixteen pixels, their world points."""
+    """A reference frame made ready once: its encoding, its pixels, their world points.
+
+    Sixteen pixels and then those that only vote on the object's motion: n = 48.
+    """
 
     encoding: Any
-    pixels: Array  # (16, 2) in the crop
-    p_ref: Array  # (16, 3) metres, world; zeros where invalid
-    valid: NDArray[np.bool_]  # (16,)
+    pixels: Array  # (n, 2) in the crop
+    p_ref: Array  # (n, 3) metres, world; zeros where invalid
+    valid: NDArray[np.bool_]  # (n,)
 
 
 def prepare_references(matcher: Matcher, frames: Sequence[Frame], batch: int = BATCH) -> list[ReferenceFrame]:
@@ -112,7 +126,7 @@ def prepare_references(matcher: Matcher, frames: Sequence[Frame], batch: int = B
         encodings += matcher.encode(np.stack([crops[i].rgb for i in index]))
     references = []
     for frame, crop, encoding in zip(frames, crops, encodings, strict=False):  # without what padding repeated
-        uv, real = choose_pixels(frame.mask)
+        uv, real = (np.concatenate(x) for x in zip(choose_pixels(frame.mask), support_pixels(frame.mask), strict=True))
         depth = frame.depth[uv[:, 1], uv[:, 0]].astype(np.float64)
         p_ref, valid = lift(frame, uv.astype(np.float64), depth)
         references.append(ReferenceFrame(encoding, crop.from_original(uv), p_ref, valid & real))
@@ -150,13 +164,14 @@ def measure(
     """Matches (B, 16, ...) with the matcher's confidence in the locations, and what may make the points worse.
 
     "paper" lifts with bilinear depth whatever the matcher answers. "object" takes depth from the object's own
-    pixels and leaves out what the matcher does not trust; "rigid" then also puts the points where the motion
-    that most of them agree on carries their references.
+    pixels and leaves out what the matcher does not trust; "rigid" asks for further points and puts all where the
+    motion that most of them agree on carries their references.
     """
     crops = [crop_object(frame) for frame in frames]
+    asked = slice(SPEC.points + SUPPORT if lifting == "rigid" else SPEC.points)
     uv_crop, confidence = matcher.match(
         [r.encoding for r in references],
-        np.stack([r.pixels for r in references]),
+        np.stack([r.pixels[asked] for r in references]),
         np.stack([crop.rgb for crop in crops]),
     )
     if lifting != "paper":
@@ -164,9 +179,10 @@ def measure(
     located = list(zip(frames, crops, uv_crop, strict=True))
     lifted = [lift_query(frame, crop, uv, lifting) for frame, crop, uv in located]
     around = np.stack([relief(frame, crop.to_original(uv)) for frame, crop, uv in located])
-    p_ref = np.stack([r.p_ref for r in references])
+    p_ref = np.stack([r.p_ref[asked] for r in references])
     p_live = np.stack([points for points, _ in lifted])
-    valid = np.stack([ok for _, ok in lifted]) & np.stack([r.valid for r in references]) & np.isfinite(confidence)
+    valid = np.stack([ok for _, ok in lifted]) & np.isfinite(confidence)
+    valid &= np.stack([r.valid[asked] for r in references])
     confidence = np.where(valid, np.clip(confidence, 0.0, 1.0), 0.0)
     misfit, spread = np.zeros(valid.shape), np.zeros(valid.shape)
     if lifting == "rigid":
@@ -174,7 +190,9 @@ def measure(
             weight = np.where(valid[i], np.maximum(confidence[i], 0.02), 0.0)
             settled = settle(p_ref[i], p_live[i], weight, pixel_size(frame, p_live[i]))
             p_live[i], misfit[i], spread[i] = settled.p_live, settled.misfit, settled.spread
-    return Matches(p_ref, p_live, confidence, valid), Doubt(around, misfit, spread)
+    k = SPEC.points
+    matches = Matches(p_ref[:, :k], p_live[:, :k], confidence[:, :k], valid[:, :k])
+    return matches, Doubt(around[:, :k], misfit[:, :k], spread[:, :k])
 
 
 def pixel_size(frame: Frame, p: Array) -> Array:

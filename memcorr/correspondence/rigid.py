@@ -1,4 +1,4 @@
-"""The object is rigid: one motion carries all sixteen points, and what disagrees with it was mismeasured.
+"""The object is rigid: one motion carries all of its points, and what disagrees with it was mismeasured.
 
 A located point is off by about half a pixel, and at the outline of a thin part the depth of half a pixel beside
 it may be that of the panel behind. Both hardly move the motion that most points agree on. So the motion is
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,23 +18,23 @@ from ..spec import SPEC, Array
 
 TRIPLES = 120  # motions that are tried, each from three points
 ROUNDS = 8  # of reweighted least squares, from the best of them on
-PIXELS = 1.5  # a point this far from where the motion carries it counts a quarter
-EXPLAINED = 0.5  # share of the weight that must be explained for the motion to be believed
+PIXELS = 2.0  # a point this far from where the motion carries it counts a quarter
+EXPLAINED = 0.35  # share of the weight that must be explained for the motion to be believed
 
 
 @dataclass(frozen=True)
 class Settled:
-    """Sixteen points after the fit."""
+    """n points after the fit."""
 
-    p_live: Array  # (16, 3) metres, world
-    misfit: Array  # (16,) metres between measured and fitted; 0 where nothing was fitted
-    spread: Array  # (16,) metres, expected error of the fitted point; 0 where nothing was fitted
+    p_live: Array  # (n, 3) metres, world
+    misfit: Array  # (n,) metres between measured and fitted; 0 where nothing was fitted
+    spread: Array  # (n,) metres, expected error of the fitted point; 0 where nothing was fitted
 
 
 @cache
 def _triples(n: int) -> NDArray[np.int64]:
-    every = np.array(list(combinations(range(n), 3)))
-    return every[np.linspace(0, len(every) - 1, min(TRIPLES, len(every))).round().astype(int)]
+    """Always the same draws of three different ones of n points."""
+    return np.random.default_rng(n).random((TRIPLES, n)).argsort(axis=1)[:, :3]
 
 
 def fit_motion(p: Array, q: Array, weight: Array) -> tuple[Array, Array]:
@@ -50,9 +49,9 @@ def fit_motion(p: Array, q: Array, weight: Array) -> tuple[Array, Array]:
 
 
 def settle(p_ref: Array, p_live: Array, weight: Array, scale: Array) -> Settled:
-    """Moves measured points (16, 3) to where the motion that explains most of them carries their references.
+    """Moves measured points (n, 3) to where the motion that explains most of them carries their references.
 
-    `weight` (16) is trust in each, 0 where invalid; `scale` (16) the size of a pixel at each, metres.
+    `weight` (n) is trust in each, 0 where invalid; `scale` (n) the size of a pixel at each, metres.
     """
     used = np.flatnonzero(weight > 0)
     untouched = Settled(p_live, np.zeros(len(p_live)), np.zeros(len(p_live)))

@@ -31,7 +31,7 @@ from memcorr.worlds.world import World
 
 
 class Fixed(Matcher):
-    """A matcher that answers what it is told, in original query pixels."""
+    """A matcher that answers what it is told for sixteen points, in original query pixels, and nothing for others."""
 
     name = "fixed"
 
@@ -44,8 +44,9 @@ class Fixed(Matcher):
     def match(
         self, references: list[Any], pixels: NDArray[np.floating], queries: NDArray[np.uint8]
     ) -> tuple[Array, Array]:
-        uv = np.broadcast_to(self.crop.from_original(self.uv), (len(queries), 16, 2))
-        return uv, np.full((len(queries), 16), 1.7)
+        uv = np.full(pixels.shape, np.nan)
+        uv[:, :16] = self.crop.from_original(self.uv)
+        return uv, np.full(uv.shape[:-1], 1.7)
 
 
 @pytest.fixture(scope="module")

@@ -247,8 +247,13 @@ def test_dry_run_prints_config_and_parameter_total(
 
 
 def test_experiments_differ_from_the_main_one_only_where_the_paper_says() -> None:
-    unet = {"network": "visual-unet", "paired": False, "condition_dropout": 0.0, "guidance": 1.0}
-    literal = {"phase_errors": None, "tie_break": "first", "lifting": "paper", "residual_limit_mm": 20.034}
+    unet: dict[str, object] = {"network": "visual-unet", "paired": False, "condition_dropout": 0.0, "guidance": 1.0}
+    literal: dict[str, object] = {
+        "phase_errors": None,
+        "tie_break": "first",
+        "lifting": "paper",
+        "residual_limit_mm": 20.034,
+    }
     differences: dict[str, dict[str, object]] = {
         "memcorr": {},
         "memcorr-literal": literal,
