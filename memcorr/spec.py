@@ -39,6 +39,7 @@ TEST_SETS: tuple[TestSet, ...] = get_args(TestSet)
 Lifting = Literal["rigid", "object", "paper"]
 # How noise grows with the timestep: the paper's, and the squared cosine of Diffusion Policy, which ends in noise alone.
 Schedule = Literal["linear", "cosine"]
+PhaseSource = Literal["elapsed", "seen"]  # which frame of the reference is now: by the clock, or by what is seen
 TieBreak = Literal["elapsed", "first"]  # between reference frames with the same joint (demos/phase)
 Band = tuple[float, float]
 

@@ -9,7 +9,7 @@ import tyro
 
 from ..errors import UserError
 from ..runs import CORES
-from ..spec import DOOR, WORLD_TASKS, Lifting, Task, TestSet, TieBreak
+from ..spec import DOOR, WORLD_TASKS, Lifting, PhaseSource, Task, TestSet, TieBreak
 from .options import Count, Processes, Seed, Speed, Whole, app, verb
 
 
@@ -136,6 +136,7 @@ def evaluate(
     matcher: str = "embedded",
     phase_offset: Whole = 0,
     phase_speed: Speed = 1.0,
+    phase: PhaseSource = "elapsed",
     permute_pairs: bool = False,
     scene_seed: Seed = 0,
     scenes: tuple[Seed, ...] = (),
@@ -158,6 +159,8 @@ def evaluate(
         matcher: embedded, romav2, flow, ground-truth, or a file of weights for the embedded one.
         phase_offset: Frames by which the reference leads (negative: lags).
         phase_speed: Speed of the reference against elapsed steps.
+        phase: Which frame of the reference is now: by the steps made ("elapsed", as published and trained), or by what
+            the live scene looks like ("seen").
         permute_pairs: Exchange the partners of the matched points.
         scene_seed: Draws fresh scenes of the same condition; the fixed sets are seed 0.
         scenes: Numbers of single scenes; all if none is given.
@@ -180,7 +183,8 @@ def evaluate(
     from ..worlds.disturbances import Disturbance
 
     pairing: Literal["kept", "permuted"] = "permuted" if permute_pairs else "kept"
-    shown = Intervention(reference, matcher, phase_offset, phase_speed, pairing, lifting or usual_lifting(policy))
+    lifted = lifting or usual_lifting(policy)
+    shown = Intervention(reference, matcher, phase_offset, phase_speed, pairing, lifted, phase)
     wrong = [Disturbance.parse(text) for text in disturb]
     for name in WORLD_TASKS if world == "all" else (world,):
         rows = evaluate(

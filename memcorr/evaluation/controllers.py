@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 
 from ..correspondence.lift import match_frames
 from ..correspondence.matcher import load_matcher
-from ..correspondence.matches import Matches, ground_truth_matches, residuals
+from ..correspondence.matches import Matches, ground_truth_matches, join_matches, residuals
+from ..demos.phase import last_phase
 from ..demos.store import Demonstration, Store
 from ..errors import UserError
 from ..frames import Frame
+from ..policy.phase import Course, Progress, motion_of, retimed, seen_phase
 from ..policy.policy import Plan, Planner, Policy, Reference, Request, initial_noise, load_policy
 from ..policy.relations import permute_pairs
 from ..spec import SPEC, TEST_SETS, WORLD_TASKS, Array, Task
@@ -38,6 +40,7 @@ class PolicyController:
         matcher = None if shown.matcher in (GROUND_TRUTH, NO_MATCHER) else load_matcher(shown.matcher)
         self.planner = Planner(policy, matcher, lanes, shown.lifting)
         self.references = {task: Reference(d, matcher) for task, d in demonstrations.items()}
+        self.progress: dict[Job, Progress] = {}  # of the rollouts under way, where the phase is seen
         with self.watch("references"):  # every phase that a rollout can reach
             for reference in self.references.values():
                 looks = range(0, SPEC.episode_steps, SPEC.executed)
@@ -48,11 +51,13 @@ class PolicyController:
         followed: list[tuple[Reference, int]] = []
         if self.references:
             references = [self.references[task] for task in tasks]
-            phases = [self.shown.phase(d.elapsed, len(r)) for d, r in zip(decisions, references, strict=True)]
+            phases = [self._expected(d, r) for d, r in zip(decisions, references, strict=True)]
             followed = list(zip(references, phases, strict=True))
         with self.watch("match"):
             matches = self._match(followed, decisions)
         errors = [None] * len(decisions) if matches is None else match_errors(matches, followed, decisions)
+        if matches is not None and self.shown.phase_from == "seen":
+            followed, matches = self._seen(followed, matches, decisions)
         if matches is not None and self.shown.pairing == "permuted":
             matches = permute_pairs(matches)
         with self.watch("sample"):
@@ -65,6 +70,40 @@ class PolicyController:
                 requests.append(Request(seen(decision), noise, gripper, j, point_pairs, number, empty))
             plans = self.planner.plan(requests)
         return [Answer(plan, error) for plan, error in zip(plans, errors, strict=True)]
+
+    def _expected(self, decision: Decision, reference: Reference) -> int:
+        """The frame to look at: by the clock, or as many steps on as were made since the last look."""
+        if self.shown.phase_from == "elapsed":
+            return self.shown.phase(decision.elapsed, len(reference))
+        if decision.replan == 0:
+            self.progress.pop(decision.job, None)
+            return 0
+        return min(self.progress[decision.job].phase + SPEC.executed, last_phase(len(reference)))
+
+    def _seen(
+        self, followed: list[tuple[Reference, int]], matches: Matches, decisions: Sequence[Decision]
+    ) -> tuple[list[tuple[Reference, int]], Matches]:
+        """The frames that the live scenes look like, and the matches as if these had been looked at."""
+        chosen, moved = [], []
+        for i, ((reference, j), decision) in enumerate(zip(followed, decisions, strict=True)):
+            course = self._course(reference, decision)
+            step, before = motion_of(matches[i]), self.progress.get(decision.job)
+            if step is None:  # too little is seen: the clock goes on
+                progress = Progress(j, np.zeros(3) if before is None else before.displacement)
+            else:
+                gripper = seen(decision).gripper
+                progress = seen_phase(course, step @ course.motion[j], gripper, before, SPEC.executed)
+            self.progress[decision.job] = progress
+            chosen.append((reference, progress.phase))
+            moved.append(_one(retimed(matches[i], course, j, progress.phase)))
+        return chosen, join_matches(*moved)
+
+    def _course(self, reference: Reference, decision: Decision) -> Course:
+        if self.shown.matcher != GROUND_TRUTH:
+            return reference.course
+        demonstration, points = reference.demonstration, find_pair(decision.job.scene.world).points
+        assert demonstration.object_pose is not None
+        return Course.of_poses(points, demonstration.object_pose, demonstration.gripper)
 
     def _match(self, followed: list[tuple[Reference, int]], decisions: Sequence[Decision]) -> Matches | None:
         """Measured or true point pairs; None where nothing is matched."""

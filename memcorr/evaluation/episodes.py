@@ -73,6 +73,7 @@ class Episode(Outcome):
             shown.lifting,
             shown.phase_offset,
             shown.phase_speed,
+            shown.phase_from,
             self.disturbance,
             self.scene_seed,
             self.scene,
@@ -103,7 +104,7 @@ PROMISED = (
 COLUMNS = (
     *PROMISED,
     *("stage", "checkpoint", "pairing", "lifting", "matched_replans", "reference_file", "matcher_weights"),
-    *("world", "disturbance", "final_progress"),
+    *("world", "disturbance", "final_progress", "phase_from"),
 )
 _SHOWN = {f.name for f in dataclasses.fields(Intervention)}
 

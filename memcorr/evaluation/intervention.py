@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..demos.phase import reference_phase
-from ..spec import Lifting, Task, opposite
+from ..spec import Lifting, PhaseSource, Task, opposite
 
 ReferenceChoice = Literal["correct", "empty", "opposite"]
 Pairing = Literal["kept", "permuted"]
@@ -27,6 +27,7 @@ class Intervention:
     phase_speed: float = 1.0  # rho
     pairing: Pairing = "kept"  # or live points exchanged among the valid pairs
     lifting: Lifting = "rigid"
+    phase_from: PhaseSource = "elapsed"  # or "seen", by what the live scene looks like
 
     def supplied(self, task: Task, world: str) -> Task:
         """The task of the reference that is supplied when `task` is asked for."""
@@ -38,4 +39,4 @@ class Intervention:
 
     @property
     def usual_phase(self) -> bool:
-        return (self.phase_offset, self.phase_speed) == (0, 1.0)
+        return (self.phase_offset, self.phase_speed, self.phase_from) == (0, 1.0, "elapsed")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ from ..runs import choose_device, padded
 from ..spec import SPEC, Array, Lifting
 from .checkpoint import CONFIG, MODEL, Checkpoint, Design, read_checkpoint
 from .condition import Condition, Images, build_condition, shrink
+from .phase import Course, interpolated, motion_of
 from .relations import Relations, build_relations, empty_relations
 from .sampler import make_sampler
 
@@ -153,6 +155,24 @@ class Reference:
     def at(self, j: int) -> ReferenceFrame:
         self.prepare([j])
         return self._prepared[j]
+
+    @cached_property
+    def course(self) -> Course:
+        """How its object moved, as the matcher sees it from look to look; made once. What lies between two looks is
+        interpolated; a look that sees too little is left out."""
+        assert self.matcher is not None
+        looks = [*range(0, len(self) - 1, SPEC.executed), len(self) - 1]
+        self.prepare(looks)
+        frames = dict(zip(looks, self.demonstration.frames(looks), strict=True))
+        motion, last, known = [np.eye(4)], 0, [0]
+        for j in looks[1:]:
+            step = motion_of(match_frames(self.matcher, [self.at(last)], [frames[j]])[0])
+            if step is not None:
+                motion.append(step @ motion[-1])
+                known.append(j)
+                last = j
+        first = self.at(0)
+        return Course(first.p_ref[first.valid], interpolated(known, motion, len(self)), self.demonstration.gripper)
 
 
 class Planner:

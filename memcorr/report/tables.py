@@ -219,7 +219,8 @@ def told(shown: Intervention) -> str:
     if shown.pairing != "kept":
         words.append("permuted pairing")
     if not shown.usual_phase:
-        words.append(f"phase {shown.phase_offset:+d}, × {shown.phase_speed:g}")
+        clock = f"phase {shown.phase_offset:+d}, × {shown.phase_speed:g}"
+        words.append("phase as seen" if shown.phase_from == "seen" else clock)
     if shown.lifting != "rigid":
         words.append(f"lifting {shown.lifting}")
     return ", ".join(words)

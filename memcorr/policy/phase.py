@@ -1,0 +1,111 @@
+"""Where in its reference is the live scene? The phase from what is seen, beside the clock of the paper.
+
+A reference is a *course*: how its object moved, and where the gripper was. The live scene is told by the
+motion that carries the object's points from the reference's first frame to where they are now, and by the
+live gripper. Three things are compared with every frame of the course:
+
+  relation     the gripper as seen from the object: knows nothing of where the object stands
+  articulation how the object is turned, and how far it has moved since the episode began
+  time         as many steps onward as were made since the last look; what breaks ties while things stand still
+
+Each is a squared distance in units of its usual error; displacement and time are cut off where they have said
+all they can, so that a scene that was set back can carry the phase back. No simulator truth is needed: motions
+come from matched points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.spatial.transform import Rotation, Slerp
+
+from ..correspondence.matches import Matches, transform
+from ..correspondence.rigid import fit_motion
+from ..demos.phase import last_phase
+from ..spec import SPEC, Array
+
+RELATION_M = 0.012  # usual error of the gripper as seen from the object
+TURN_M = 0.006  # of a point of the object, after the displacement of all was taken out
+SHIFT_M, SHIFT_LIMIT = 0.010, 4.0  # of the displacement since the start; a base may be moved in mid-episode
+PACE, BACK_LIMIT, AHEAD_LIMIT = 8.0, 12.0, 9.0  # frames; what going back or ahead costs at most
+
+
+@dataclass(frozen=True)
+class Course:
+    """A reference of T frames, as its object and gripper moved."""
+
+    points: Array  # (n, 3) of the object in the first frame, metres, world
+    motion: Array  # (T, 4, 4) carries them to each frame
+    gripper: Array  # (T, 3)
+
+    @property
+    def relation(self) -> Array:
+        """(T, 3) the gripper in the frame of the object as it stood first."""
+        R, t = self.motion[:, :3, :3], self.motion[:, :3, 3]
+        return np.einsum("tji,tj->ti", R, self.gripper - t)
+
+    @staticmethod
+    def of_poses(points: Array, poses: Array, gripper: Array) -> Course:
+        """From the object's poses (T, 4, 4); `points` (n, 3) in its own frame."""
+        return Course(transform(poses[0], points), poses @ np.linalg.inv(poses[0]), gripper)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What is remembered from one look to the next."""
+
+    phase: int
+    displacement: Array  # (3,) of the object against the reference, metres, when the episode began
+
+
+def interpolated(frames: Sequence[int], motions: Sequence[Array], length: int) -> Array:
+    """Motions (T, 4, 4) of every frame from those of some, the first and in order; after the last it stands still."""
+    path = Slerp(frames, Rotation.from_matrix([T[:3, :3] for T in motions])) if len(frames) > 1 else None
+    every = np.minimum(np.arange(length), frames[-1])
+    whole = np.tile(np.eye(4), (length, 1, 1))
+    whole[:, :3, :3] = np.eye(3) if path is None else path(every).as_matrix()
+    shifts = np.stack([T[:3, 3] for T in motions])
+    whole[:, :3, 3] = np.stack([np.interp(every, frames, shifts[:, axis]) for axis in range(3)], axis=-1)
+    return whole
+
+
+def retimed(matches: Matches, course: Course, frame: int, other: int) -> Matches:
+    """Matches (16, ...) with one frame of the reference as if it had been another: its points move along."""
+    T = course.motion[other] @ np.linalg.inv(course.motion[frame])
+    p_ref = np.where(matches.valid[:, None], transform(T, matches.p_ref), matches.p_ref)
+    return replace(matches, p_ref=p_ref)
+
+
+def motion_of(matches: Matches) -> Array | None:
+    """The rigid motion (4, 4) from reference to live points; None with fewer than four of them."""
+    valid = matches.valid
+    if valid.sum() < SPEC.min_valid:
+        return None
+    R, t = fit_motion(matches.p_ref[valid], matches.p_live[valid], np.maximum(matches.confidence[valid], 0.02))
+    T = np.eye(4)
+    T[:3, :3], T[:3, 3] = R, t
+    return T
+
+
+def seen_phase(course: Course, motion: Array, gripper: Array, before: Progress | None, steps: int) -> Progress:
+    """The frame of the course that looks most like the live scene.
+
+    `motion` (4, 4) carries the points of the course's first frame to where they are now, `gripper` (3) is the
+    live one, `steps` were made since `before`, which is None at the first look.
+    """
+    frames = np.arange(last_phase(len(course.motion)) + 1)
+    relation = np.linalg.norm(course.relation[frames] - motion[:3, :3].T @ (gripper - motion[:3, 3]), axis=-1)
+    gap = transform(motion, course.points) - transform(course.motion[frames], course.points)  # (T, n, 3)
+    displacement = gap.mean(axis=1)
+    turned = np.sqrt(((gap - displacement[:, None]) ** 2).sum(axis=-1).mean(axis=-1))
+    cost = (relation / RELATION_M) ** 2 + (turned / TURN_M) ** 2
+    if before is None:
+        phase = int((cost + np.minimum((frames / PACE) ** 2, AHEAD_LIMIT)).argmin())
+        return Progress(phase, displacement[phase])
+    moved = np.linalg.norm(displacement - before.displacement, axis=-1)
+    cost += np.minimum((moved / SHIFT_M) ** 2, SHIFT_LIMIT**2)
+    late = frames - (before.phase + steps)
+    cost += np.minimum((late / PACE) ** 2, np.where(late < 0, BACK_LIMIT, AHEAD_LIMIT))
+    return Progress(int(cost.argmin()), before.displacement)

@@ -1,0 +1,94 @@
+"""The phase from what is seen: follows the clock while all goes well, and the scene when it does not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.spatial.transform import Rotation
+
+from memcorr.correspondence.matches import ground_truth_matches
+from memcorr.demos.store import Demonstration, Store
+from memcorr.policy.phase import Course, Progress, interpolated, motion_of, retimed, seen_phase
+from memcorr.spec import SPEC, TASKS, Array, Task
+from memcorr.worlds.pairs import HANDLE_POINTS
+
+
+def poses(demonstration: Demonstration) -> Array:
+    assert demonstration.object_pose is not None
+    return demonstration.object_pose
+
+
+def course_of(demonstration: Demonstration) -> Course:
+    return Course.of_poses(HANDLE_POINTS, poses(demonstration), demonstration.gripper)
+
+
+def follow(course: Course, motions: Array, gripper: Array, noise: float = 0.0) -> list[int]:
+    """The phase at every replan of a live demonstration."""
+    before: Progress | None = None
+    rng, phases = np.random.default_rng(0), []
+    for t in range(0, len(motions), SPEC.executed):
+        motion = motions[t].copy()
+        motion[:3, 3] += rng.normal(0, noise, 3)
+        before = seen_phase(course, motion, gripper[t], before, SPEC.executed)
+        phases.append(before.phase)
+    return phases
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("noise", [0.0, 0.003])
+def test_undisturbed_it_is_the_clock(store: Store, task: Task, noise: float) -> None:
+    """A door elsewhere, moved by an expert of the same speed: within two replans of the elapsed steps."""
+    course, live = course_of(store.demonstration(0, task)), store.demonstration(1, task)
+    phases = follow(course, poses(live) @ np.linalg.inv(poses(store.demonstration(0, task))[0]), live.gripper, noise)
+    clock = np.minimum(np.arange(0, len(live), SPEC.executed), SPEC.last_anchor)
+    assert np.abs(np.array(phases) - clock)[clock < 80].max() <= 2 * SPEC.executed
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_reference_at_another_speed_is_followed(store: Store, task: Task) -> None:
+    course, live = course_of(store.demonstration(0, task)), store.demonstration(1, task)
+    motions = poses(live) @ np.linalg.inv(poses(store.demonstration(0, task))[0])
+    slow = np.repeat(np.arange(100), 2)  # the live scene takes twice as long
+    phases = follow(course, motions[slow], live.gripper[slow])
+    assert np.abs(np.array(phases) - slow[:: SPEC.executed]).max() <= 2 * SPEC.executed
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_door_that_is_set_back_takes_the_phase_along(store: Store, task: Task) -> None:
+    course, live = course_of(store.demonstration(0, task)), store.demonstration(1, task)
+    motions = poses(live) @ np.linalg.inv(poses(store.demonstration(0, task))[0])
+    half = int(np.argmax(np.abs(live.joint - live.joint[0]) > 0.4)) // SPEC.executed * SPEC.executed
+    undisturbed = follow(course, motions[: half + 9], live.gripper)
+    motions[half + 1 :] = motions[0]
+    phases = follow(course, motions[: half + 9], live.gripper)
+    moved = int(np.argmax(np.abs(store.demonstration(0, task).joint - live.joint[0]) > 0.05))
+    assert undisturbed[-1] > moved + SPEC.executed and phases[-1] <= moved
+
+
+def test_motions_between_looks_are_interpolated(store: Store) -> None:
+    whole = poses(store.demonstration(0, "open")) @ np.linalg.inv(poses(store.demonstration(0, "open"))[0])
+    looks = [*range(0, 199, 8), 199]
+    made = interpolated(looks, [whole[j] for j in looks], 200)
+    np.testing.assert_allclose(made[looks], whole[looks], atol=1e-9)
+    assert np.abs(made - whole).max() < 0.02
+    np.testing.assert_array_equal(interpolated([0], [np.eye(4)], 3), np.tile(np.eye(4), (3, 1, 1)))
+
+
+def test_retimed_points_are_those_of_the_other_frame(store: Store) -> None:
+    demonstration, live = store.demonstration(0, "close"), store.demonstration(1, "close")
+    course = course_of(demonstration)
+    at = [ground_truth_matches(HANDLE_POINTS, poses(demonstration)[j], poses(live)[70]) for j in (30, 75)]
+    moved = retimed(at[0], course, 30, 75)
+    np.testing.assert_allclose(moved.p_ref, at[1].p_ref, atol=1e-9)
+    np.testing.assert_array_equal(moved.p_live, at[1].p_live)
+
+
+def test_motion_of_matches_is_the_motion() -> None:
+    T = np.eye(4)
+    T[:3, :3], T[:3, 3] = Rotation.from_rotvec([0.1, -0.4, 0.2]).as_matrix(), (0.1, 0.2, -0.3)
+    matches = ground_truth_matches(HANDLE_POINTS, np.eye(4), T)
+    found = motion_of(matches)
+    assert found is not None
+    np.testing.assert_allclose(found, T, atol=1e-9)
+    matches.valid[3:] = False
+    assert motion_of(matches) is None
