@@ -100,9 +100,7 @@ def settle(subject: Subject, shown: Intervention) -> Intervention:
     if not referenced and not shown.usual_phase:
         raise UserError(f"{subject.experiment} with reference {shown.reference} has no phase to change")
     if shown.phase_from == "seen" and not (matched and (shown.phase_offset, shown.phase_speed) == (0, 1.0)):
-        raise UserError(
-            "--phase seen is estimated from point pairs: it needs a policy with pairs, and no other phase"
-        )
+        raise UserError("--phase seen is estimated from point pairs: it needs a policy with pairs, and no other phase")
     if not matched and shown.pairing != "kept":
         raise UserError(f"{subject.experiment} with reference {shown.reference} has no point pairs to permute")
     if matched and shown.matcher == NO_MATCHER:

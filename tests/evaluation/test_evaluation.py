@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -15,8 +16,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from memcorr.correspondence.embedded.matcher import EmbeddedMatcher
+from memcorr.correspondence.embedded.matcher import WEIGHTS, EmbeddedMatcher
 from memcorr.correspondence.embedded.network import MatchNetwork
+from memcorr.correspondence.matcher import weights_digest
 from memcorr.correspondence.matches import ground_truth_matches
 from memcorr.demos.collect import collect
 from memcorr.demos.store import Store
@@ -349,6 +351,8 @@ def test_meaningless_interventions_are_refused(checkpoints: dict[str, str], stor
         (checkpoints["visual-transformer"], Intervention(phase_offset=8), "no phase"),
         (checkpoints["motion"], Intervention(pairing="permuted"), "no point pairs"),
         (checkpoints["memcorr"], Intervention(matcher="magic"), "unknown matcher"),
+        (checkpoints["motion"], Intervention(phase_from="seen"), "needs a policy with pairs"),
+        (checkpoints["memcorr"], Intervention(phase_from="seen", phase_offset=8), "no other phase"),
     ):
         with pytest.raises(UserError, match=message):
             evaluate(policy, tmp_path, shown=shown, data=store.root)
@@ -399,3 +403,16 @@ def test_the_shipped_policy_does_as_the_reference_shows(store: Store, tmp_path: 
         )
         assert sum(row.success for row in rows) == successes
         assert all(first_chunk_follows(row) for row in rows)
+
+
+@pytest.mark.slow
+def test_the_phase_may_come_from_what_is_seen(store: Store, tmp_path: Path) -> None:
+    """The shipped policy, which was trained on a clock, does as well where nothing disturbs it; any weights will do."""
+    own = tmp_path / "mine.safetensors"
+    shutil.copy(WEIGHTS, own)
+    shown = Intervention(matcher=str(own), phase_from="seen")
+    rows = evaluate("shipped", tmp_path, conditions=["camera"], shown=shown, scene_seed=5, scenes=[0], data=store.root)
+    assert all(row.success for row in rows)
+    assert {row.shown.matcher for row in rows} == {f"mine-{weights_digest('embedded')[:6]}"}
+    again = json.loads((tmp_path / EPISODES).read_text().splitlines()[0])
+    assert (again["phase_from"], again["lifting"]) == ("seen", "rigid")
