@@ -104,7 +104,8 @@ def matcher_evaluate(
     """
     from ..correspondence.evaluate import SETTINGS, evaluate
     from ..correspondence.matcher import load_matcher, weights_digest
-    from ..runs import claimed, threads, write_json
+    from ..files import write_json
+    from ..runs import claimed, threads
 
     chosen = load_matcher(matcher)
     for setting in settings or SETTINGS:
