@@ -133,9 +133,10 @@ def read_json(path: Path, kind: type[Kind], what: str, remedy: str = "restore it
         raise UserError(f"{path} is not {what} ({problem}); {remedy}") from None
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
+def write_json(path: Path, content: dict[str, Any], check: bool = True) -> None:
+    """With a checksum, unless it is for people alone."""
     plain = {key: value for key, value in content.items() if key != CHECK}
-    write_text(path, json.dumps({**plain, CHECK: _check(plain)}, indent=2) + "\n")
+    write_text(path, json.dumps(plain | ({CHECK: _check(plain)} if check else {}), indent=2) + "\n")
 
 
 def _check(content: dict[str, Any]) -> str:
@@ -185,12 +186,13 @@ def read_rows(path: Path, read: Callable[[bytes], Kind], what: str) -> Iterator[
 @contextmanager
 def appending(path: Path) -> Iterator[Callable[[str], None]]:
     """Writes lines at the end of the file, each at once; a refused one names the file."""
-    with open(path, "a", encoding="utf-8") as file:
+    with open(path, "ab", buffering=0) as file:
 
         def write(line: str) -> None:
             try:
-                file.write(line)
-                file.flush()
+                rest = line.encode()
+                while rest:
+                    rest = rest[file.write(rest) :]
             except OSError as problem:
                 why = f"could not be written ({problem.strerror or problem}); is the disk full?"
                 raise OSError(problem.errno, why, str(path)) from problem
@@ -320,7 +322,7 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray], metadata: Mapping[st
 
     check_finite(arrays)
     told = {**{key: str(value) for key, value in (metadata or {}).items()}, CHECK: (SEAL + NO_SUM).decode()}
-    content = save(dict(arrays), told)
+    content = save({name: np.asarray(array, order="C") for name, array in arrays.items()}, told)
     size = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + size])
     header["__metadata__"] = dict(sorted(told.items()))  # in one order, whatever the library's

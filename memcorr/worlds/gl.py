@@ -71,9 +71,8 @@ def open_context(model: mujoco.MjModel, size: int) -> tuple[Any, mujoco.MjrConte
         device = os.environ.get("MUJOCO_EGL_DEVICE_ID")
         chosen = f"MUJOCO_GL={backend or 'default'}" + (f" and MUJOCO_EGL_DEVICE_ID={device}" if device else "")
         reason = " ".join(str(problem).split())[:150] or type(problem).__name__
-        raise UserError(
-            f"nothing can be drawn with {chosen} ({reason}); try MUJOCO_GL=egl and no MUJOCO_EGL_DEVICE_ID, or: {APT_LINE}"
-        ) from None
+        remedy = f"try MUJOCO_GL=egl and no MUJOCO_EGL_DEVICE_ID, or: {APT_LINE}"
+        raise UserError(f"nothing can be drawn with {chosen} ({reason}); {remedy}") from None
 
 
 __all__ = ["APT_LINE", "backend", "mujoco", "open_context"]

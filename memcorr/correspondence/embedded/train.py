@@ -216,14 +216,14 @@ def train(config: MatcherConfig, out: Path, workers: int = CORES, save_every: in
 
 
 def _train(config: MatcherConfig, out: Path, workers: int, save_every: int) -> Path:
-    resolved = json.loads(json.dumps(asdict(config)))
-    if (out / "config.json").exists() and read_json(out / "config.json", dict, "a configuration") != resolved:
+    about = out / "config.json"
+    if about.exists() and read_json(about, MatcherConfig, "a configuration of a matcher") != config:
         raise UserError(f"{out} holds a matcher trained with another configuration; choose another --out")
     weights = out / "embedded.safetensors"
     if weights.exists():
         log.info(f"{weights} is finished; nothing to do")
         return weights
-    write_json(out / "config.json", resolved)
+    write_json(about, asdict(config))
     practice = Practice(config, out / "practice", workers)
     torch.manual_seed(config.seed)
     network = MatchNetwork().train()
