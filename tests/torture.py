@@ -271,9 +271,22 @@ def bad_lines() -> list[list[str]]:
         ("match",): {"--data": missing},
         ("train", "debug"): {"--seed": whole, "--threads": [*count, "100000"], "--device": word, "--data": missing},
         ("train", "memcorr"): {
-            "--set": ["batch", "batch=", "batch=3", "batch=-4", "batch=true", "batch=1e9", "nonsense=1", "name=x"]
-            + ["updates=5", "updates=[1]", "updates=[1,-2]", "learning_rate=nan", "betas=[]", "paired=1", "ema=-1"]
-            + ["network=magic", "representation=half", "tie_break=", "phase_errors=[1]", "guidance=null", "=", "=1"],
+            "--set": [
+                *(
+                    "batch",
+                    "batch=",
+                    "batch=3",
+                    "batch=-4",
+                    "batch=true",
+                    "batch=1e9",
+                    "nonsense=1",
+                    "name=x",
+                    "=",
+                    "=1",
+                ),
+                *("updates=5", "updates=[1]", "updates=[1,-2]", "learning_rate=nan", "betas=[]", "paired=1", "ema=-1"),
+                *("network=magic", "representation=half", "tie_break=", "phase_errors=[1]", "guidance=null"),
+            ],
         },
         ("train",): {"": ["nonsense", "", "../x"]},
         ("evaluate", "expert"): {
@@ -309,7 +322,9 @@ def bad_lines() -> list[list[str]]:
         for option, values in some.items():
             lines += [[*verb, *([option] if option else []), value] for value in values]
             if option:
-                lines += [[*verb, option], [*verb, option.upper(), "1"], [*verb, option[1:] + "x", "1"]]
+                lines += [[*verb, option.upper(), "1"], [*verb, option[1:] + "x", "1"]]
+            if option not in ("", "--scenes", "--tasks", "--disturb"):  # these may be empty
+                lines.append([*verb, option])
     return lines
 
 
@@ -455,7 +470,7 @@ def wrong_frame(good: Frame, rng: np.random.Generator) -> Frame:
         if inside:
             good = dataclasses.replace(good, camera=dataclasses.replace(good.camera, **{name: array}))
         else:
-            good = dataclasses.replace(good, **{name: array})
+            good = dataclasses.replace(good, **{name: array})  # type: ignore[arg-type]
     return good
 
 
@@ -481,7 +496,6 @@ def main() -> int:
             [sys.executable, "-m", "tests.torture", *sys.argv[1:]], env={**os.environ, MARK: "1"}
         ).returncode
     import torch
-
 
     torch.set_num_threads(1)
     random.seed(given.seed)

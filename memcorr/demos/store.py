@@ -47,7 +47,7 @@ from ..files import (
     refuse,
     sealed,
 )
-from ..frames import Camera, Frame
+from ..frames import FAR, Camera, Frame
 from ..runs import written_whole
 from ..spec import DOOR, WORLD_TASKS, Array, Task
 
@@ -70,7 +70,6 @@ NUMBERS = {
 }
 FORMS, OPTIONAL = {**IMAGES, **NUMBERS}, ("object_pose",)
 LONGEST, LARGEST = 100_000, 4096  # frames, pixels: beyond this a file is damaged, and nothing is allocated for it
-FAR = 1000.0  # metres from the origin
 REMEDY = "delete it and run the same `memcorr collect` again"
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ..demos.collect import collect
 from ..errors import UserError
 from ..evaluation.episodes import Episode
-from ..evaluation.evaluate import evaluate
+from ..evaluation.evaluate import evaluate, find_subject
 from ..evaluation.intervention import Intervention, ReferenceChoice
 from ..files import content_of
 from ..frames import Camera
@@ -45,6 +45,7 @@ def demo(out: Path, policy: str, scenes: int, scene_seed: int, workers: int) -> 
     available = len(evaluation_scenes(CONDITION, scene_seed))
     if not 1 <= scenes <= available:
         raise UserError(f"--scenes {scenes}: give 1 to {available}")
+    find_subject(policy)  # complains before anything is recorded
     data = out / "demos"
     collect(data, pairs=1, seed=0, workers=1)
     rows: dict[ReferenceChoice, list[Episode]] = {}
