@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from ..demos.phase import TieBreak, closest_frames, training_reference
-from ..demos.store import Demonstration, Store
+from ..demos.store import Demonstration, Store, demonstration_path
 from ..errors import UserError
 from ..files import Form, digest_of, read_arrays, read_json, write_arrays, write_json
 from ..runs import CORES, claimed, spread, threads
@@ -93,8 +93,8 @@ def choose_rows(
 def fingerprint(store: Store, pairs: int) -> str:
     """SHA-256 over the bytes of the training demonstrations."""
     digest = hashlib.sha256()
-    for demonstration in store.demonstrations(range(pairs)):
-        digest.update(bytes.fromhex(digest_of(demonstration.path)))
+    for path in (demonstration_path(store.root, pair, task) for pair in range(pairs) for task in store.tasks):
+        digest.update(bytes.fromhex(digest_of(path, "run the same `memcorr collect` again to complete the store")))
     return digest.hexdigest()
 
 
@@ -178,6 +178,7 @@ def build_cache(
     """Makes or completes a cache; the same arguments give the same bytes. Returns its error table."""
     if not 1 <= pairs <= len(store):
         raise UserError(f"--pairs {pairs}: {store.root} has {len(store)}; collect more or give fewer")
+    store.demonstrations(range(pairs))  # complains before anything is written
     name = "embedded" if is_weights(matcher) else matcher
     settings = Settings(
         matcher=name,
@@ -190,7 +191,7 @@ def build_cache(
         lifting=lifting,
     )
     demonstration, anchor = choose_rows(len(TASKS) * pairs, rows, seed)
-    load_matcher(matcher)  # complains before anything is written
+    load_matcher(matcher)  # so does this
     with claimed(out):
         manifest, shards = out / "cache.json", [out / f"shard-{d:03d}.safetensors" for d in range(len(TASKS) * pairs)]
         if manifest.exists() and read_json(manifest, Settings, *ABOUT) != settings:

@@ -20,10 +20,11 @@ object and `object_pose` may be left out.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -70,6 +71,7 @@ NUMBERS = {
 }
 FORMS, OPTIONAL = {**IMAGES, **NUMBERS}, ("object_pose",)
 LONGEST, LARGEST = 100_000, 4096  # frames, pixels: beyond this a file is damaged, and nothing is allocated for it
+LARGEST_CHUNK = 2**30  # bytes
 REMEDY = "delete it and run the same `memcorr collect` again"
 
 
@@ -106,33 +108,38 @@ class Demonstration:
             return [Frame(rgb[t], depth[t], mask[t], self.camera(t), self.robot_state[t], self.gripper[t]) for t in ts]
 
 
+_CHECKED: set[tuple[object, ...]] = set()  # files in the state in which this process has checked them
+
+
 def opened(path: Path) -> h5py.File:
     """The one way into a demonstration's file: its bytes, layout and datasets are checked when it is first opened."""
     try:
         found = path.stat()
-        _check_file(path, (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns))
-        return h5py.File(path, "r")
-    except FileNotFoundError:
-        raise UserError(f"{path} is missing; run the same `memcorr collect` again to complete the store") from None
     except OSError as problem:
-        refuse(path, problem, REMEDY)
-
-
-@lru_cache(maxsize=4096)
-def _check_file(path: Path, identity: tuple[int, ...]) -> None:
-    """Once per process and state of the file."""
-    content = content_of(path, REMEDY)
+        refuse(path, problem, "run the same `memcorr collect` again to complete the store")
+    state = (path, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+    if state not in _CHECKED:
+        content = content_of(path, REMEDY)
+    file = None
     try:
-        check_seal(content)
-        with h5py.File(path, "r") as f:
-            layout = f.attrs.get("layout")
-            if layout == LAYOUT:
-                _check_datasets(f)
+        if state not in _CHECKED:
+            check_seal(content)
+        file = h5py.File(path, "r")
+        if state not in _CHECKED:
+            if (layout := file.attrs.get("layout")) != LAYOUT:
+                raise UserError(
+                    f"{path} has store layout {layout}, this memcorr reads layout {LAYOUT}; collect it anew"
+                )
+            _check_datasets(file)
+            _CHECKED.add(state)
+        return file
     except Exception as problem:  # a damaged file makes h5py raise almost anything
+        if file is not None:
+            file.close()
+        if isinstance(problem, UserError):
+            raise
         truncated = isinstance(problem, OSError) and "truncated" in str(problem)
         refuse(path, "truncated" if truncated else _reason(problem), REMEDY)
-    if layout != LAYOUT:
-        raise UserError(f"{path} has store layout {layout}, this memcorr reads layout {LAYOUT}; collect it anew")
 
 
 def _reason(problem: Exception) -> str:
@@ -142,30 +149,31 @@ def _reason(problem: Exception) -> str:
 
 def _check_datasets(f: h5py.File) -> None:
     """Raises a ValueError unless the file holds what the layout says, itself and whole. Reads and allocates nothing."""
-    found = {}
+    found: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
+    whole: dict[str, bool] = {}
     for name in f:
         if not isinstance(f.get(name, getlink=True), h5py.HardLink):
             raise ValueError(f"{name} is a link, perhaps to another file")
         dataset = f[name]
         if not isinstance(dataset, h5py.Dataset):
             raise ValueError(f"{name} is not a dataset")
-        if dataset.external or dataset.is_virtual:
+        made = dataset.id.get_create_plist()
+        if made.get_external_count() or made.get_layout() == h5py.h5d.VIRTUAL:
             raise ValueError(f"{name} keeps its values in another file")
-        found[name] = (dataset.dtype, dataset.shape)
+        dtype, shape = found[name] = dataset.dtype, dataset.shape
+        if made.get_layout() == h5py.h5d.CHUNKED:
+            chunks = made.get_chunk()
+            if math.prod(chunks) * dtype.itemsize > LARGEST_CHUNK:
+                raise ValueError(f"{name} declares chunks of more than {LARGEST_CHUNK >> 20} MiB")
+            wanted = math.prod(-(-size // chunk) for size, chunk in zip(shape, chunks, strict=True))
+            whole[name] = dataset.id.get_num_chunks() == wanted
+        else:
+            whole[name] = dataset.id.get_storage_size() == math.prod(shape) * dtype.itemsize
     sizes = check_forms(found, FORMS, OPTIONAL)
     if not (2 <= sizes["T"] <= LONGEST and 1 <= sizes["H"] <= LARGEST and 1 <= sizes["W"] <= LARGEST):
         raise ValueError(f"it declares {sizes['T']} frames of {sizes['H']} x {sizes['W']} pixels")
-    for name in found:
-        dataset = f[name]
-        if dataset.chunks is None:
-            whole = dataset.id.get_storage_size() == dataset.nbytes
-        else:
-            chunks = [-(-size // chunk) for size, chunk in zip(dataset.shape, dataset.chunks, strict=True)]
-            whole = dataset.id.get_num_chunks() == int(np.prod(chunks))
-            if np.prod(dataset.chunks) * dataset.dtype.itemsize > 2**30:
-                raise ValueError(f"{name} declares chunks of more than 1 GiB")
-        if not whole:
-            raise ValueError(f"{name} was never written in full")
+    if missing := [name for name, there in whole.items() if not there]:
+        raise ValueError(f"{missing[0]} was never written in full")
 
 
 def read_demonstration(path: str | Path) -> Demonstration:
