@@ -176,9 +176,12 @@ def judged(verb: Verb, out: Path, errors: Path, counts: Counts) -> None:
         counts[f"BROKEN {verb.name}: exit {code} {differing[:3]} {told(errors)[-1:]}"] += 1
 
 
-def kills(here: Path, count: int, chosen: list[str]) -> Counts:
-    counts: Counts = collections.Counter()
+def kills(here: Path, count: int, chosen: list[str], counts: Counts) -> None:
     everything = list(verbs(here, chosen))
+    median = sorted(verb.seconds for verb in everything)[len(everything) // 2]
+    everything = [verb for verb in everything if verb.seconds < 3 * median] * 3 + [
+        verb for verb in everything if verb.seconds >= 3 * median
+    ]
     for k in range(10**9):
         if counts["kill -9"] >= count:
             break
@@ -199,11 +202,9 @@ def kills(here: Path, count: int, chosen: list[str]) -> Counts:
         judged(verb, out, errors, counts)
         counts["sequences compared byte for byte"] += 1
         shutil.rmtree(out, ignore_errors=True)
-    return counts
 
 
-def writes(here: Path, count: int, chosen: list[str]) -> Counts:
-    counts: Counts = collections.Counter()
+def writes(here: Path, count: int, chosen: list[str], counts: Counts) -> None:
     everything = [verb for verb in verbs(here, chosen) if not verb.name.endswith("-2")]
     for k in range(10**9):
         if counts["refused writes"] >= count:
@@ -228,11 +229,9 @@ def writes(here: Path, count: int, chosen: list[str]) -> Counts:
                 counts[f"BROKEN {verb.name} published {name}, not whole"] += 1
         judged(verb, out, errors, counts)
         shutil.rmtree(out, ignore_errors=True)
-    return counts
 
 
-def races(here: Path, count: int, chosen: list[str]) -> Counts:
-    counts: Counts = collections.Counter()
+def races(here: Path, count: int, chosen: list[str], counts: Counts) -> None:
     everything = [verb for verb in verbs(here, chosen) if not verb.name.endswith("-2")]
     for k in range(count):
         verb, out = everything[k % len(everything)], here / f"race-{k}"
@@ -252,7 +251,6 @@ def races(here: Path, count: int, chosen: list[str]) -> Counts:
         judged(verb, out, here / "errors", counts)
         counts["races"] += 1
         shutil.rmtree(out, ignore_errors=True)
-    return counts
 
 
 # Command lines
@@ -328,8 +326,7 @@ def bad_lines() -> list[list[str]]:
     return lines
 
 
-def commands(here: Path, count: int, chosen: list[str]) -> Counts:
-    counts: Counts = collections.Counter()
+def commands(here: Path, count: int, chosen: list[str], counts: Counts) -> None:
     lines = bad_lines()
     random.shuffle(lines)
     (here / "empty").mkdir()
@@ -346,7 +343,6 @@ def commands(here: Path, count: int, chosen: list[str]) -> Counts:
             shutil.rmtree(here / "empty")
             (here / "empty").mkdir()
             os.chdir(here / "empty")
-    return counts
 
 
 # Files
@@ -389,8 +385,7 @@ def real_kinds(here: Path) -> tuple[Kind, ...]:
     )
 
 
-def files(here: Path, count: int, chosen: list[str]) -> Counts:
-    counts: Counts = collections.Counter()
+def files(here: Path, count: int, chosen: list[str], counts: Counts) -> None:
     kinds = (*KINDS, *real_kinds(here))
     for kind in kinds:
         folder = here / f"files-{kind.name}"
@@ -408,13 +403,12 @@ def files(here: Path, count: int, chosen: list[str]) -> Counts:
                 counts[f"{kind.name}: {told_or_harmless(kind, path, content, undamaged)}"] += 1
             except Exception as problem:
                 counts[f"BROKEN {kind.name}: {type(problem).__name__}: {str(problem)[:100]}"] += 1
-    return counts
 
 
 # Frames
 
 
-def frames(here: Path, count: int, chosen: list[str]) -> Counts:
+def frames(here: Path, count: int, chosen: list[str], counts: Counts) -> None:
     import memcorr
     from memcorr.demos.store import read_demonstration
 
@@ -424,7 +418,6 @@ def frames(here: Path, count: int, chosen: list[str]) -> Counts:
     store.mkdir()
     reference = read_demonstration(write_small(store / "pair-000-open.h5", size=128))
     follower = memcorr.load_policy().follow(reference)
-    counts: Counts = collections.Counter()
     rng = np.random.default_rng(random.randrange(2**32))
     for _ in range(count):
         wrong = wrong_frame(frame(int(rng.integers(6)), 128), rng)
@@ -442,7 +435,6 @@ def frames(here: Path, count: int, chosen: list[str]) -> Counts:
             counts["BROKEN: not an action"] += 1
         else:
             counts["planned without the reference, and said so" if plan.fallback else "planned"] += 1
-    return counts
 
 
 def wrong_frame(good: Frame, rng: np.random.Generator) -> Frame:
@@ -474,7 +466,7 @@ def wrong_frame(good: Frame, rng: np.random.Generator) -> Frame:
     return good
 
 
-PARTS: dict[str, tuple[Callable[[Path, int, list[str]], Counts], int]] = {
+PARTS: dict[str, tuple[Callable[[Path, int, list[str], Counts], None], int]] = {
     "commands": (commands, 1000),
     "files": (files, 2100),
     "frames": (frames, 1000),
@@ -497,6 +489,7 @@ def main() -> int:
         ).returncode
     import torch
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     torch.set_num_threads(1)
     random.seed(given.seed)
     print(f"seed {given.seed}", flush=True)
@@ -504,9 +497,12 @@ def main() -> int:
     for name in given.parts or PARTS:
         part, count = PARTS[name]
         start, home = time.monotonic(), os.getcwd()
+        counts: Counts = collections.Counter()
         with tempfile.TemporaryDirectory(prefix="memcorr-torture-") as folder:
             try:
-                counts = part(Path(folder), max(1, round(count * given.times)), given.verbs)
+                part(Path(folder), max(1, round(count * given.times)), given.verbs, counts)
+            except KeyboardInterrupt:  # what was done counts
+                print("interrupted")
             finally:
                 os.chdir(home)
         print(f"{name}, {time.monotonic() - start:.0f} s", flush=True)
