@@ -13,8 +13,7 @@ import pytest
 from memcorr.cli import main
 from memcorr.errors import UserError
 from memcorr.evaluation.episodes import EPISODES, write_episodes
-
-from .test_files import ROW, frame, write_small
+from tests.test_files import ROW, frame, write_small
 
 ROOT = Path(__file__).parents[1]
 ZEROS = str(ROOT / "results/zeros")

@@ -18,7 +18,7 @@ from msgspec import Meta
 from torch import Tensor, nn
 
 from ..errors import UserError
-from ..files import Form, check_forms, read_arrays, read_json, write_arrays, write_json
+from ..files import Form, check_forms, converted, read_arrays, read_json, write_arrays, write_json
 from ..spec import SPEC
 from .condition import Normalisation
 from .relations import Representation
@@ -131,12 +131,23 @@ class Configured:
     format: Literal[1]  # FORMAT
 
 
-def read_config(folder: Path, kind: type[Kind]) -> Kind:
-    """`config.json` of a policy, as `kind`."""
+def read_config(folder: Path, kind: type[Kind], recipe: type | None = None) -> Kind:
+    """`config.json` of a policy, as `kind`; with `recipe`, the type of its experiment, no field may be unknown."""
     path = folder / CONFIG
     if not path.exists():
         raise UserError(f"{folder} holds no policy: {CONFIG} is missing")
-    return read_json(path, kind, f"a configuration of this memcorr, format {FORMAT}", AGAIN)
+    what = f"a configuration of this memcorr, format {FORMAT}"
+    content = read_json(path, dict[str, Any], what, AGAIN)
+    given = content["experiment"].keys() if isinstance(content.get("experiment"), dict) else set()
+    try:
+        config = converted(content, kind)
+        if missing := [f.name for f in fields(Design) if f.name not in given]:
+            raise ValueError(f"experiment: without {missing[0]}")
+        if unknown := [n for n in given if recipe and n not in {f.name for f in fields(recipe)}]:
+            raise ValueError(f"experiment: unknown field {unknown[0]}")
+    except ValueError as problem:
+        raise UserError(f"{path} is not {what} ({problem}); {AGAIN}") from None
+    return config
 
 
 def read_checkpoint(folder: Path, device: torch.device) -> Checkpoint:

@@ -112,7 +112,7 @@ class Config:
 
     @staticmethod
     def read(folder: Path) -> Config:
-        return read_config(folder, Config)
+        return read_config(folder, Config, Experiment)
 
     def json(self) -> dict[str, Any]:
         """As it is written, with what it was made with."""
