@@ -94,12 +94,14 @@ def test_where_nothing_can_be_drawn_one_line_says_so(environment: dict[str, str]
     assert result.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    "environment",
-    [{"MUJOCO_GL": "nonsense"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, {"COLUMNS": "1"}],
-    ids=str,
-)
-def test_a_report_needs_neither_gl_nor_a_terminal_of_this_century(environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_report_needs_neither_gl_nor_a_terminal_of_this_century(tmp_path: Path) -> None:
+    environment = {
+        "MUJOCO_GL": "nonsense",
+        "LC_ALL": "C",
+        "PYTHONUTF8": "0",
+        "PYTHONCOERCECLOCALE": "0",
+        "COLUMNS": "1",
+    }
     result = memcorr("report", ZEROS, "--out", "report", cwd=tmp_path, **environment)
     assert result.returncode == 0 and not result.stderr, result.stderr
     assert memcorr("collect", "--help", cwd=tmp_path, **environment).returncode == 0

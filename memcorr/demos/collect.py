@@ -122,7 +122,7 @@ def prepare(root: Path, pairs: int, seed: int, world: str) -> list[tuple[Scene, 
 
 def collect(root: str | Path, pairs: int = SPEC.pairs, seed: int = 0, workers: int = CORES, world: str = DOOR) -> None:
     """Records what is missing, then checks the pairs and writes the contact sheet."""
-    demonstration_scenes(seed, pairs, world)  # complains before a folder is made
+    find_pair(world), demonstration_scenes(seed, pairs, world)  # complain before a folder is made
     with claimed(Path(root)) as root:
         jobs = prepare(root, pairs, seed, world)
         done = 2 * pairs - len(jobs)
