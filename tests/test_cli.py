@@ -13,6 +13,7 @@ import pytest
 from memcorr.cli import main
 from memcorr.errors import UserError
 from memcorr.evaluation.episodes import EPISODES, write_episodes
+from memcorr.runs import TEMPORARY
 from tests.test_files import ROW, frame, write_small
 
 ROOT = Path(__file__).parents[1]
@@ -175,10 +176,14 @@ def test_a_name_out_of_a_file_is_no_markup_in_the_report(tmp_path: Path) -> None
 
     from memcorr.report.page import write_report
 
+    (tmp_path / "report/figures").mkdir(parents=True)
+    left = tmp_path / f"report/figures/.main.png.1234{TEMPORARY}"  # by a report that was killed
+    left.write_text("half")
     evil = dataclasses.replace(ROW, experiment="a|b <script>`x`\n# heading", stage="final")
     write_episodes(tmp_path / EPISODES, [evil])
     write_report([tmp_path], tmp_path / "report")
     text, page = ((tmp_path / "report" / name).read_text() for name in ("REPORT.md", "report.html"))
+    assert not left.exists()
     assert "a\\|b \\<script>\\`x\\` # heading" in text and "\n# heading" not in text
     assert "<script>" not in page and "&lt;script&gt;" in page
     assert np.all([line.count(" | ") > 0 for line in text.splitlines() if line.startswith("| a")])

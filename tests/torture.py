@@ -39,7 +39,7 @@ from memcorr.errors import UserError
 from memcorr.frames import Frame
 
 from .test_files import KINDS, Kind, damaged, told_or_harmless
-from .test_runs import processes
+from .test_runs import processes, until
 
 MARK = "MEMCORR_TORTURE"
 Counts = collections.Counter[str]
@@ -98,7 +98,7 @@ def told(errors: Path) -> list[str]:
 
 
 def orphans() -> list[int]:
-    return [number for number in processes(f"{MARK}=1") if number != os.getpid()]
+    return [number for number in processes(f"{MARK}={os.environ[MARK]}\0") if number != os.getpid()]
 
 
 def results(folder: Path) -> dict[str, bytes]:
@@ -193,9 +193,8 @@ def kills(here: Path, count: int, chosen: list[str], counts: Counts) -> None:
             if code is None:
                 counts["kill -9"] += 1
                 counts[f"kill -9, {verb.name}"] += 1
-                time.sleep(0.3)
-                if left := orphans():
-                    counts["BROKEN: orphans"] += len(left)
+                if not until(lambda: not orphans(), 5):
+                    counts["BROKEN: orphans"] += len(orphans())
             elif code != 0:
                 counts[f"BROKEN {verb.name} after kill -9: exit {code} {told(errors)[-1:]}"] += 1
             if code is not None or counts["kill -9"] >= count:
@@ -484,9 +483,9 @@ def main() -> int:
     parser.add_argument("--verbs", nargs="*", default=[], help="of kills, writes and races; all if none is given")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 10**6)
     given = parser.parse_args()
-    if os.environ.get(MARK) != "1":  # in the environment that every child inherits: that is how orphans are found
+    if MARK not in os.environ:  # in the environment that every child inherits: that is how orphans are found
         return subprocess.run(
-            [sys.executable, "-m", "tests.torture", *sys.argv[1:]], env={**os.environ, MARK: "1"}
+            [sys.executable, "-m", "tests.torture", *sys.argv[1:]], env={**os.environ, MARK: str(os.getpid())}
         ).returncode
     import torch
 

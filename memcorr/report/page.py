@@ -81,7 +81,7 @@ def write_report(
 ) -> Path:
     """Reads every episodes.jsonl below `places`; returns the HTML page."""
     lookup = Lookup(find_episodes([Path(place) for place in places]), matcher, scene_seed)
-    with claimed(Path(out)) as folder:
+    with claimed(Path(out), "figures") as folder:
         figures, tables = draw_all(lookup, FIGURES, folder / "figures"), complete(lookup)
         write_text(folder / "REPORT.md", markdown(lookup, tables))
         write_text(folder / "report.html", page(lookup, tables, figures))
