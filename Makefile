@@ -1,4 +1,5 @@
 # Two commands: `make demo` sets up and shows the main job, `make test` sets up and runs the tests.
+# `make torture` (an hour) kills, damages and races it, and prints how often.
 READY := .venv/.ready
 
 demo: $(READY)
@@ -7,8 +8,11 @@ demo: $(READY)
 test: $(READY)
 	.venv/bin/python -m pytest
 
+torture: $(READY)
+	.venv/bin/python -m tests.torture
+
 $(READY): pyproject.toml scripts/setup.sh
 	bash scripts/setup.sh
 	touch $@
 
-.PHONY: demo test
+.PHONY: demo test torture

@@ -11,7 +11,6 @@ import contextlib
 import ctypes
 import errno
 import fcntl
-import json
 import logging
 import multiprocessing
 import os
@@ -75,19 +74,6 @@ def written_whole(path: Path) -> Iterator[Path]:
 def write_text(path: Path, text: str) -> None:
     with written_whole(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
-
-
-def write_json(path: Path, content: Any) -> None:
-    write_text(path, json.dumps(content, indent=2) + "\n")
-
-
-def read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist") from None
-    except ValueError as problem:
-        raise UserError(f"{path} is not valid JSON ({problem})") from None
 
 
 @contextmanager

@@ -377,22 +377,26 @@ def test_a_cache_that_contradicts_its_own_numbers_is_refused(store: Store, tmp_p
     from safetensors.numpy import load_file, save_file
 
     from memcorr.correspondence.cache import build_cache, read_cache
+    from memcorr.files import write_json
 
     out = tmp_path / "cache"
     build_cache(store, out, "flow", pairs=2, rows=8, workers=1)
     manifest, arrays = json.loads((out / "cache.json").read_text()), load_file(out / "cache.safetensors")
     for rows in (7, 9, "8", None):
-        (out / "cache.json").write_text(json.dumps(manifest | {"rows": rows}))
-        with pytest.raises(UserError, match=r"the rows that its cache\.json speaks of|does not describe a cache"):
+        write_json(out / "cache.json", manifest | {"rows": rows})
+        with pytest.raises(UserError, match=r"the rows that its cache\.json speaks of|not a description of a cache"):
             read_cache(out, store)
-    (out / "cache.json").write_text(json.dumps(manifest))
+    write_json(out / "cache.json", manifest)
     for name in arrays:
         save_file({**arrays, name: arrays[name][:7].copy()}, out / "cache.safetensors")
-        with pytest.raises(UserError, match="does not hold the rows"):
+        with pytest.raises(UserError, match=r"cache\.safetensors is damaged \(\w+ is \w+ \("):
             read_cache(out, store)
         save_file({k: v for k, v in arrays.items() if k != name}, out / "cache.safetensors")
-        with pytest.raises(UserError, match="does not hold the rows"):
+        with pytest.raises(UserError, match=rf"cache\.safetensors is damaged \({name} is missing"):
             read_cache(out, store)
+    save_file({k: v[:7].copy() for k, v in arrays.items()}, out / "cache.safetensors")
+    with pytest.raises(UserError, match="does not hold the rows"):
+        read_cache(out, store)
     save_file(arrays, out / "cache.safetensors")
     assert len(read_cache(out, store).anchor) == 8
 

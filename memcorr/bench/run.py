@@ -123,6 +123,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "train-step": in_module("networks", "train-step"),
     "sample-1": in_module("networks", "sample-1"),
     "sample-32": in_module("networks", "sample-32"),
+    **{name: in_module("readers", name) for name in ("load-policy", "load-cache", "load-episodes")},
     "rollouts": in_module("rollouts", "rollouts"),
     "rollouts-straightforward": in_module("rollouts", "rollouts-straightforward"),
 }

@@ -6,6 +6,7 @@ exit code 2.
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import signal
@@ -40,6 +41,9 @@ def main() -> None:
 
         print(f"memcorr {__version__}")
         return
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that knows no "±" still gets the rest
     news = logging.getLogger("memcorr")
     news.handlers = [Console()]
     news.setLevel(logging.INFO)

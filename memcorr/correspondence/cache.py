@@ -10,25 +10,53 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save
 from tqdm import tqdm
 
 from ..demos.phase import closest_frames, training_reference
-from ..demos.store import Demonstration, Store
+from ..demos.store import Demonstration, Store, demonstration_path
 from ..errors import UserError
-from ..runs import CORES, claimed, read_json, spread, threads, write_json, written_whole
+from ..files import Form, digest_of, read_arrays, read_json, write_arrays, write_json
+from ..runs import CORES, claimed, spread, threads
 from ..spec import PUBLISHED_CACHE_MM, PUBLISHED_CACHE_POINTS, SPEC, TASKS, Array, Lifting, TieBreak
 from .lift import match_frames, prepare_references
 from .matcher import Matcher, load_matcher, matcher_label, weights_digest
 from .matches import Matches, residuals
+
+Count = Annotated[int, Meta(ge=1, le=10**9)]
+FORMS = {
+    **{name: Form("int64", ("R",)) for name in ("demonstration", "anchor", "reference_frame")},
+    **{name: Form("float64", ("R", SPEC.points, 3)) for name in ("p_ref", "p_live", "residual", "p_live_true")},
+    "confidence": Form("float64", ("R", SPEC.points)),
+    "valid": Form("bool", ("R", SPEC.points)),
+}
+ABOUT = "a description of a cache", "delete the folder and run `memcorr match` again"
+AGAIN = "delete it and run the same `memcorr match` again"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`cache.json`: what a cache was made from, and how."""
+
+    demonstrations: str  # their fingerprint
+    pairs: Count
+    rows: Count  # asked for; a small store has fewer
+    matcher: str = ""
+    weights: str = ""  # of the embedded matcher
+    seed: int = SPEC.cache_seed
+    tie_break: TieBreak = "elapsed"
+    lifting: Lifting = "object"  # all there was before caches said so
+
+    @property
+    def length(self) -> int:
+        return min(self.rows, len(TASKS) * self.pairs * SPEC.windows_per_episode)
 
 
 @dataclass(frozen=True)
@@ -66,9 +94,8 @@ def choose_rows(
 def fingerprint(store: Store, pairs: int) -> str:
     """SHA-256 over the bytes of the training demonstrations."""
     digest = hashlib.sha256()
-    for demonstration in store.demonstrations(range(pairs)):
-        with demonstration.path.open("rb") as f:
-            digest.update(hashlib.file_digest(f, "sha256").digest())
+    for path in (demonstration_path(store.root, pair, task) for pair in range(pairs) for task in store.tasks):
+        digest.update(bytes.fromhex(digest_of(path, "run the same `memcorr collect` again to complete the store")))
     return digest.hexdigest()
 
 
@@ -137,18 +164,17 @@ class Matching:
 
     store: Store
     matcher: str
-    settings: dict[str, Any]
+    settings: Settings
 
     def __call__(self, jobs: Iterator[tuple[int, NDArray[np.int64], Path]]) -> Iterator[None]:
         with threads(1):
             matcher = load_matcher(self.matcher)
             for d, anchors, path in jobs:
                 query = self.store.demonstration(d // len(TASKS), self.store.tasks[d % len(TASKS)])
-                reference = self.store.demonstration(training_reference(query.pair, self.settings["pairs"]), query.task)
-                how = self.settings["tie_break"], self.settings["lifting"]
+                reference = self.store.demonstration(training_reference(query.pair, self.settings.pairs), query.task)
+                how = self.settings.tie_break, self.settings.lifting
                 rows = match_demonstration(matcher, query, reference, anchors, *how)
-                with written_whole(path) as temporary:
-                    temporary.write_bytes(save({"demonstration": np.full(len(anchors), d), **rows}))
+                write_arrays(path, {"demonstration": np.full(len(anchors), d), **rows})
                 yield
 
 
@@ -167,26 +193,27 @@ def build_cache(
     """Makes or completes a cache; the same arguments give the same bytes. Returns its error table."""
     if not 1 <= pairs <= len(store):
         raise UserError(f"--pairs {pairs}: {store.root} has {len(store)}; collect more or give fewer")
+    store.demonstrations(range(pairs))  # complains before anything is written
     name = matcher_label(matcher)
-    settings = {
-        "matcher": name,
-        "weights": weights_digest(matcher),
-        "demonstrations": fingerprint(store, pairs),
-        "pairs": pairs,
-        "rows": rows,
-        "seed": seed,
-        "tie_break": tie_break,
-        "lifting": lifting,
-    }
+    settings = Settings(
+        matcher=name,
+        weights=weights_digest(matcher),
+        demonstrations=fingerprint(store, pairs),
+        pairs=pairs,
+        rows=rows,
+        seed=seed,
+        tie_break=tie_break,
+        lifting=lifting,
+    )
     demonstration, anchor = choose_rows(len(TASKS) * pairs, rows, seed)
-    load_matcher(matcher)  # complains before anything is written
+    load_matcher(matcher)  # so does this
     with claimed(out):
         manifest, shards = out / "cache.json", [out / f"shard-{d:03d}.safetensors" for d in range(len(TASKS) * pairs)]
-        if manifest.exists() and read_json(manifest) != settings:
+        if manifest.exists() and read_json(manifest, Settings, *ABOUT) != settings:
             raise UserError(f"{out} holds a cache of other settings, weights or demonstrations; choose another --out")
         if not manifest.exists() and any(path.exists() for path in (out / "cache.safetensors", *shards)):
             raise UserError(f"{out} holds a cache without its cache.json; choose another --out")
-        write_json(manifest, settings)
+        write_json(manifest, asdict(settings))
         if not (out / "cache.safetensors").exists():
             jobs = [(d, anchor[demonstration == d], s) for d, s in enumerate(shards) if not s.exists()]
             work = Matching(store, matcher, settings)
@@ -194,19 +221,18 @@ def build_cache(
             with closing(spread(work, jobs, workers)) as results:
                 for _ in tqdm(results, f"match {name}", total=total, initial=done, unit="demo"):
                     pass
-            parts = [load_file(s) for s in shards]
-            with written_whole(out / "cache.safetensors") as temporary:
-                temporary.write_bytes(save({k: np.concatenate([p[k] for p in parts]) for k in parts[0]}))
+            parts = [read_arrays(s, AGAIN, FORMS).arrays for s in shards]
+            write_arrays(out / "cache.safetensors", {k: np.concatenate([p[k] for p in parts]) for k in FORMS})
             for s in shards:
                 s.unlink()
         cache = read_cache(out, store)
         right = 1e3 * np.linalg.norm(cache.residual, axis=-1)[cache.matches.valid] < RIGHT_MM
-        table = error_table(matcher_label(matcher), cache.residual, cache.matches.valid) | {
+        table = error_table(name, cache.residual, cache.matches.valid) | {
             "auc": round(auc(cache.matches.confidence[cache.matches.valid], right), 4),
             "lifting": lifting,
-            "weights": settings["weights"],
+            "weights": settings.weights,
         }
-        write_json(out / "errors.json", table)
+        write_json(out / "errors.json", table, check=False)
     return table
 
 
@@ -214,21 +240,17 @@ def read_cache(folder: Path, store: Store) -> Cache:
     """The cache in `folder`, which must have been made from exactly these demonstrations."""
     if not (folder / "cache.safetensors").exists():
         raise UserError(f"{folder} holds no correspondence cache; make one with `memcorr match --out {folder}`")
-    settings = read_json(folder / "cache.json")
-    try:
-        made_from, pairs = settings["demonstrations"], settings["pairs"]
-        rows = min(settings["rows"], len(TASKS) * pairs * SPEC.windows_per_episode)
-    except (KeyError, TypeError):
-        raise UserError(f"{folder}/cache.json does not describe a cache; delete the folder and match again") from None
-    if made_from != fingerprint(store, pairs):
+    settings = read_json(folder / "cache.json", Settings, *ABOUT)
+    if settings.pairs > len(store) or settings.demonstrations != fingerprint(store, settings.pairs):
         raise UserError(f"{folder} was made from other demonstrations than {store.root}; run `memcorr match` anew")
-    try:
-        a = load_file(folder / "cache.safetensors")
-    except (SafetensorError, OSError) as problem:
-        raise UserError(f"{folder / 'cache.safetensors'} is damaged ({problem}); delete it and match again") from None
-    names = {*Cache.__dataclass_fields__, *Matches.__dataclass_fields__} - {"matches", "lifting"}
-    if any(len(a.get(name, ())) != rows for name in names):
+    a = read_arrays(folder / "cache.safetensors", AGAIN, FORMS).arrays
+    if len(a["anchor"]) != settings.length:
         raise UserError(f"{folder} does not hold the rows that its cache.json speaks of; delete it and match again")
+    limits: dict[str, float] = {"demonstration": len(TASKS) * settings.pairs, "anchor": SPEC.windows_per_episode}
+    limits |= {"reference_frame": SPEC.episode_steps, "confidence": 1 + 1e-9}
+    for name, limit in limits.items():
+        if not (a[name].min() >= 0 and a[name].max() < limit):
+            raise UserError(f"{folder / 'cache.safetensors'} is damaged ({name} is out of range); {AGAIN}")
     matches = Matches(a["p_ref"], a["p_live"], a["confidence"], a["valid"])
     return Cache(
         a["demonstration"],
@@ -237,7 +259,7 @@ def read_cache(folder: Path, store: Store) -> Cache:
         matches,
         a["residual"],
         a["p_live_true"],
-        settings.get("lifting", "object"),
+        settings.lifting,
     )
 
 

@@ -20,8 +20,9 @@ from tqdm import tqdm
 
 from ..demos.phase import reference_phase
 from ..errors import UserError
+from ..files import read_json, write_json
 from ..frames import Frame
-from ..runs import claimed, read_json, spread, threads, write_json
+from ..runs import claimed, spread, threads
 from ..spec import DOOR, SPEC, WORLD_TASKS, Array, Lifting, Task
 from ..worlds.expert import act
 from ..worlds.pairs import find_pair
@@ -97,10 +98,14 @@ def measure_all(
     load_matcher(matcher)  # complains before anything is written
     with claimed(out), closing(spread(Measuring(matcher, lifting, scene_seed), jobs, workers)) as tables:
         for table in tqdm(tables, f"{matcher_label(matcher)} {lifting}", total=len(jobs), unit="setting"):
-            known = read_json(out / MATCHING) if (out / MATCHING).exists() else []
-            kept = {_identity(t): t for t in known} | {_identity(table): table}
-            write_json(out / MATCHING, [kept[key] for key in sorted(kept)])
+            kept = {_identity(t): t for t in _present(out / MATCHING)} | {_identity(table): table}
+            write_json(out / MATCHING, {"tables": [kept[key] for key in sorted(kept)]})
             yield table
+
+
+def _present(path: Path) -> list[dict[str, Any]]:
+    kind = dict[str, list[dict[str, Any]]]
+    return read_json(path, kind, "a list of error tables", "delete it").get("tables", []) if path.exists() else []
 
 
 def _identity(table: dict[str, Any]) -> tuple:

@@ -9,7 +9,6 @@ Crops are 128x128 RGB. Pixels are array coordinates: (column, row), integers nam
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UserError
+from ..files import digest_of
 from ..spec import Array
 
 
@@ -94,10 +94,7 @@ def weights_digest(name: str) -> str:
         return ""
     from .embedded.matcher import WEIGHTS
 
-    try:
-        return hashlib.sha256((Path(name) if is_weights(name) else WEIGHTS).read_bytes()).hexdigest()[:12]
-    except FileNotFoundError:
-        raise UserError(f"{name}: there are no such weights") from None
+    return digest_of(Path(name) if is_weights(name) else WEIGHTS, "there are no such weights")[:12]
 
 
 def sample_bilinear(field: NDArray, uv: NDArray[np.floating]) -> Array:

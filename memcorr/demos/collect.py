@@ -17,14 +17,15 @@ import numpy as np
 from tqdm import tqdm
 
 from ..errors import UserError
-from ..runs import CORES, claimed, spread, write_json
+from ..files import write_json
+from ..runs import CORES, claimed, spread
 from ..spec import DOOR, SPEC, Task
 from ..worlds.expert import act
 from ..worlds.pairs import find_pair
 from ..worlds.scenes import Scene, demonstration_scenes
 from ..worlds.world import World, shared_world
 from .contact_sheet import write_contact_sheet
-from .store import LAYOUT, Store, demonstration_path, find_demonstration, write_demonstration
+from .store import LAYOUT, Manifest, Store, demonstration_path, find_demonstration, write_demonstration
 
 log = logging.getLogger(__name__)
 
@@ -97,18 +98,16 @@ class Recording:
 def prepare(root: Path, pairs: int, seed: int, world: str) -> list[tuple[Scene, Task]]:
     """Checks or writes the manifest; returns the demonstrations that are still missing."""
     scenes, tasks = demonstration_scenes(seed, pairs, world), find_pair(world).tasks
-    manifest = {"layout": LAYOUT, "world": world, "pairs": pairs, "seed": seed, "spec": asdict(SPEC)}
+    manifest = Manifest(LAYOUT, pairs, world, seed, asdict(SPEC))
     path = root / "collection.json"
     if path.exists():
-        present = {"world": DOOR, **Store(root).manifest}
+        present = Store(root).manifest
         for key in ("layout", "world", "seed"):
-            if present.get(key) != manifest[key]:
-                raise UserError(
-                    f"{root} holds demonstrations with {key} {present.get(key)}, not {manifest[key]}; "
-                    "choose another --out"
-                )
-        if pairs < present["pairs"]:
-            raise UserError(f"{root} already holds {present['pairs']} pairs; choose another --out or --pairs")
+            there, wanted = getattr(present, key), getattr(manifest, key)
+            if there != wanted:
+                raise UserError(f"{root} holds demonstrations with {key} {there}, not {wanted}; choose another --out")
+        if pairs < present.pairs:
+            raise UserError(f"{root} already holds {present.pairs} pairs; choose another --out or --pairs")
     missing = []
     for scene in scenes:
         for task in tasks:
@@ -117,12 +116,13 @@ def prepare(root: Path, pairs: int, seed: int, world: str) -> list[tuple[Scene, 
                 missing.append((scene, task))
             elif find_demonstration(root, world, scene.index, task).u != scene.u:  # complains about a damaged one, too
                 raise UserError(f"{file} was recorded with another seed than {seed}; choose another --out")
-    write_json(path, manifest)
+    write_json(path, asdict(manifest))
     return missing
 
 
 def collect(root: str | Path, pairs: int = SPEC.pairs, seed: int = 0, workers: int = CORES, world: str = DOOR) -> None:
     """Records what is missing, then checks the pairs and writes the contact sheet."""
+    find_pair(world), demonstration_scenes(seed, pairs, world)  # complain before a folder is made
     with claimed(Path(root)) as root:
         jobs = prepare(root, pairs, seed, world)
         done = 2 * pairs - len(jobs)

@@ -20,25 +20,59 @@ object and `object_pose` may be left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Annotated, Any
 
 import h5py
 import hdf5plugin
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from ..errors import UserError
-from ..frames import Camera, Frame
-from ..runs import read_json, written_whole
+from ..files import (
+    CHECK,
+    NO_SUM,
+    SEAL,
+    Form,
+    check_finite,
+    check_forms,
+    check_seal,
+    content_of,
+    read_json,
+    refuse,
+    sealed,
+)
+from ..frames import FAR, Camera, Frame
+from ..runs import written_whole
 from ..spec import DOOR, WORLD_TASKS, Array, Task
 
 LAYOUT = 1  # of the store; raise when a reader of the old layout would be wrong
 CHUNK = 10  # frames compressed together: still images shrink, one frame stays quick to read
-NUMBERS = ("K", "T_world_cam", "robot_state", "gripper", "action")
 JOINT = "door_joint"  # its name in the files, whatever the object
+IMAGES = {
+    "rgb": Form("uint8", ("T", "H", "W", 3)),
+    "depth": Form("float32", ("T", "H", "W")),
+    "mask": Form("bool", ("T", "H", "W")),
+}
+NUMBERS = {
+    "K": Form("float64", ("T", 3, 3)),
+    "T_world_cam": Form("float64", ("T", 4, 4)),
+    "robot_state": Form("float64", ("T", 9)),
+    "gripper": Form("float64", ("T", 3)),
+    "action": Form("float64", ("T", 4)),
+    JOINT: Form("float64", ("T",)),
+    "object_pose": Form("float64", ("T", 4, 4)),
+}
+FORMS, OPTIONAL = {**IMAGES, **NUMBERS}, ("object_pose",)
+LONGEST, LARGEST = 100_000, 4096  # frames, pixels: beyond this a file is damaged, and nothing is allocated for it
+LARGEST_CHUNK = 2**30  # bytes
+REMEDY = "delete it and run the same `memcorr collect` again"
 
 
 @dataclass(frozen=True)
@@ -74,36 +108,125 @@ class Demonstration:
             return [Frame(rgb[t], depth[t], mask[t], self.camera(t), self.robot_state[t], self.gripper[t]) for t in ts]
 
 
+_CHECKED: set[tuple[object, ...]] = set()  # files in the state in which this process has checked them
+
+
 def opened(path: Path) -> h5py.File:
+    """The one way into a demonstration's file: its bytes, layout and datasets are checked when it is first opened."""
     try:
-        return h5py.File(path, "r")
-    except FileNotFoundError:
-        raise UserError(f"{path} is missing; run the same `memcorr collect` again to complete the store") from None
+        found = path.stat()
     except OSError as problem:
-        reason = "truncated" if "truncated" in str(problem) else "not a readable HDF5 file"
-        raise UserError(f"{path} is damaged ({reason}); delete it and run the same `memcorr collect` again") from None
+        refuse(path, problem, "run the same `memcorr collect` again to complete the store")
+    state = (path, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+    if state not in _CHECKED:
+        content = content_of(path, REMEDY)
+    file = None
+    try:
+        if state not in _CHECKED:
+            check_seal(content)
+        file = h5py.File(path, "r")
+        if state not in _CHECKED:
+            if (layout := file.attrs.get("layout")) != LAYOUT:
+                raise UserError(
+                    f"{path} has store layout {layout}, this memcorr reads layout {LAYOUT}; collect it anew"
+                )
+            _check_datasets(file)
+            _CHECKED.add(state)
+        return file
+    except Exception as problem:  # a damaged file makes h5py raise almost anything
+        if file is not None:
+            file.close()
+        if isinstance(problem, UserError):
+            raise
+        truncated = isinstance(problem, OSError) and "truncated" in str(problem)
+        refuse(path, "truncated" if truncated else _reason(problem), REMEDY)
+
+
+def _reason(problem: Exception) -> str:
+    """A damaged file is no missing one, even if HDF5 says so of a part of it."""
+    return str(problem) if isinstance(problem, ValueError) else f"not a readable HDF5 file: {problem}"
+
+
+def _check_datasets(f: h5py.File) -> None:
+    """Raises a ValueError unless the file holds what the layout says, itself and whole. Reads and allocates nothing."""
+    found: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
+    whole: dict[str, bool] = {}
+    for name in f:
+        if not isinstance(f.get(name, getlink=True), h5py.HardLink):
+            raise ValueError(f"{name} is a link, perhaps to another file")
+        dataset = f[name]
+        if not isinstance(dataset, h5py.Dataset):
+            raise ValueError(f"{name} is not a dataset")
+        made = dataset.id.get_create_plist()
+        if made.get_external_count() or made.get_layout() == h5py.h5d.VIRTUAL:
+            raise ValueError(f"{name} keeps its values in another file")
+        dtype, shape = found[name] = dataset.dtype, dataset.shape
+        if made.get_layout() == h5py.h5d.CHUNKED:
+            chunks = made.get_chunk()
+            if math.prod(chunks) * dtype.itemsize > LARGEST_CHUNK:
+                raise ValueError(f"{name} declares chunks of more than {LARGEST_CHUNK >> 20} MiB")
+            wanted = math.prod(-(-size // chunk) for size, chunk in zip(shape, chunks, strict=True))
+            whole[name] = dataset.id.get_num_chunks() == wanted
+        else:
+            whole[name] = dataset.id.get_storage_size() == math.prod(shape) * dtype.itemsize
+    sizes = check_forms(found, FORMS, OPTIONAL)
+    if not (2 <= sizes["T"] <= LONGEST and 1 <= sizes["H"] <= LARGEST and 1 <= sizes["W"] <= LARGEST):
+        raise ValueError(f"it declares {sizes['T']} frames of {sizes['H']} x {sizes['W']} pixels")
+    if missing := [name for name, there in whole.items() if not there]:
+        raise ValueError(f"{missing[0]} was never written in full")
 
 
 def read_demonstration(path: str | Path) -> Demonstration:
     path = Path(path)
     with opened(path) as f:
-        if (layout := f.attrs.get("layout")) != LAYOUT:
-            raise UserError(f"{path} has store layout {layout}, this memcorr reads layout {LAYOUT}; collect it anew")
         try:
-            numbers = {name: f[name][:] for name in NUMBERS}
-            pose = f["object_pose"][:] if "object_pose" in f else None
-            return Demonstration(
-                path,
-                int(f.attrs["pair"]),
-                f.attrs["task"],
-                (float(f.attrs["u"][0]), float(f.attrs["u"][1])),
-                joint=f[JOINT][:],
-                object_pose=pose,
-                world=f.attrs.get("world", DOOR),
-                **numbers,
-            )
-        except (KeyError, OSError) as problem:
-            raise UserError(f"{path} is damaged ({problem}); delete it and collect it again") from None
+            numbers = {name: f[name][:] for name in NUMBERS if name in f}
+            about = _about({name: f.attrs[name] for name in ("pair", "task", "u", "world") if name in f.attrs})
+            check_numbers(numbers)
+        except Exception as problem:  # a damaged file makes h5py raise almost anything
+            refuse(path, _reason(problem), REMEDY)
+    joint, pose = numbers.pop(JOINT), numbers.pop("object_pose", None)
+    found = Demonstration(path, joint=joint, object_pose=pose, **about, **numbers)
+    named = re.fullmatch(r"pair-(\d+)-(.+)\.h5", path.name)
+    if named and (found.pair, found.task) != (int(named[1]), named[2]):
+        _exchanged(found)
+    return found
+
+
+def _about(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """What the attributes say, if it makes sense; else a ValueError."""
+    world, task = attributes.get("world", DOOR), attributes.get("task")
+    pair, u = np.asarray(attributes.get("pair")), np.asarray(attributes.get("u"))
+    if not isinstance(world, str) or world not in WORLD_TASKS:
+        raise ValueError(f"world is {world!r}, not one of {', '.join(WORLD_TASKS)}")
+    if not isinstance(task, str) or task not in WORLD_TASKS[world]:
+        raise ValueError(f"task is {task!r}, not {' or '.join(WORLD_TASKS[world])}")
+    if pair.shape != () or pair.dtype.kind not in "iu" or pair < 0:
+        raise ValueError("pair is not a whole number from 0 up")
+    if u.shape != (2,) or u.dtype.kind not in "fiu" or not np.isfinite(u).all():
+        raise ValueError("u is not two finite numbers")
+    return {"pair": int(pair), "task": task, "u": (float(u[0]), float(u[1])), "world": world}
+
+
+def check_numbers(numbers: Mapping[str, NDArray]) -> None:
+    """Raises a ValueError for what no robot and no camera reports."""
+    check_finite(numbers)
+    if np.abs(numbers["action"]).max() > 1 + 1e-6:
+        raise ValueError("action leaves [-1, 1]")
+    for name in ("robot_state", "gripper"):
+        if np.abs(numbers[name]).max() > FAR:
+            raise ValueError(f"{name} is more than {FAR:.0f} m away")
+    K = numbers["K"]
+    if not (K[:, [0, 1], [0, 1]] > 0).all():
+        raise ValueError("K has a focal length that is not positive")
+    for name in ("T_world_cam", "object_pose"):
+        T = numbers.get(name)
+        if T is None:
+            continue
+        R = T[:, :3, :3]
+        rigid = np.abs(R @ R.transpose(0, 2, 1) - np.eye(3)).max() < 1e-3 and (np.linalg.det(R) > 0).all()
+        if not rigid or np.abs(T[:, 3] - [0, 0, 0, 1]).max() > 1e-6:
+            raise ValueError(f"{name} is no rigid transform")
 
 
 def write_demonstration(
@@ -131,20 +254,23 @@ def write_demonstration(
     }
     if object_pose is not None:
         arrays["object_pose"] = object_pose
+    arrays = {name: array.astype(FORMS[name].dtype, casting="same_kind", copy=False) for name, array in arrays.items()}
+    check_forms({name: (array.dtype, array.shape) for name, array in arrays.items()}, FORMS, OPTIONAL)
+    check_numbers({name: array for name, array in arrays.items() if name in NUMBERS})
+    about = _about({"pair": pair, "task": task, "u": u, "world": world})
     # Made in memory: HDF5 may lose a chunk that the disk refuses, say nothing, and crash when the process ends.
     with h5py.File(path, "w", driver="core", backing_store=False) as f:
+        f.attrs[CHECK] = np.bytes_(SEAL + NO_SUM)
         for name, array in arrays.items():
             chunks = (min(CHUNK, len(array)), *array.shape[1:])
             f.create_dataset(
                 name, data=array, chunks=chunks, shuffle=True, fletcher32=True, **hdf5plugin.Zstd(clevel=1)
             )
-        f.attrs.update({"layout": LAYOUT, "pair": pair, "task": task, "u": u})
-        if world != DOOR:  # the door's files are older than the other worlds, and stay as they are
-            f.attrs["world"] = world
+        f.attrs.update({"layout": LAYOUT, **about})
         f.flush()
         content = f.id.get_file_image()
     with written_whole(path) as temporary:
-        temporary.write_bytes(content)
+        temporary.write_bytes(sealed(content))
 
 
 def demonstration_path(root: Path, pair: int, task: Task) -> Path:
@@ -156,9 +282,24 @@ def find_demonstration(root: Path, world: str, pair: int, task: Task) -> Demonst
     path = demonstration_path(root, pair, task)
     found = read_demonstration(path)
     if (found.world, found.pair, found.task) != (world, pair, task):
-        what = f"{found.world}, pair {found.pair}, {found.task}"
-        raise UserError(f"{path} holds {what}: files were exchanged; collect it again")
+        _exchanged(found)
     return found
+
+
+def _exchanged(found: Demonstration) -> None:
+    what = f"{found.world}, pair {found.pair}, {found.task}"
+    raise UserError(f"{found.path} holds {what}: files were exchanged; collect it again")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """`collection.json`: how a store was made. Your own recordings need only the first two fields."""
+
+    layout: int
+    pairs: Annotated[int, Meta(ge=1, le=10**6)]
+    world: Annotated[str, Meta(pattern=f"^({'|'.join(WORLD_TASKS)})$")] = DOOR
+    seed: int | None = None
+    spec: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -170,7 +311,7 @@ class Store:
     @staticmethod
     def open(root: str | Path) -> Store:
         store = Store(Path(root))
-        if (layout := store.manifest.get("layout")) != LAYOUT:
+        if (layout := store.manifest.layout) != LAYOUT:
             raise UserError(
                 f"{root} has store layout {layout}, this memcorr reads layout {LAYOUT}; "
                 "collect into a new folder with `memcorr collect --out`"
@@ -178,22 +319,16 @@ class Store:
         return store
 
     @cached_property
-    def manifest(self) -> dict:
-        """How the store was made (`collection.json`)."""
+    def manifest(self) -> Manifest:
         path = self.root / "collection.json"
         if not path.exists():
             raise UserError(f"{self.root} holds no demonstrations; make them with `memcorr collect --out {self.root}`")
-        content = read_json(path)
-        if not isinstance(content, dict) or not isinstance(content.get("pairs"), int):
-            raise UserError(
-                f"{path} does not describe demonstrations; delete it and run the same `memcorr collect` again"
-            )
-        return content
+        return read_json(path, Manifest, "a description of demonstrations", REMEDY)
 
     @property
     def world(self) -> str:
         """Which world was recorded."""
-        return self.manifest.get("world", DOOR)
+        return self.manifest.world
 
     @property
     def tasks(self) -> tuple[Task, Task]:
@@ -201,7 +336,7 @@ class Store:
 
     def __len__(self) -> int:
         """Number of pairs."""
-        return int(self.manifest["pairs"])
+        return self.manifest.pairs
 
     def demonstration(self, pair: int, task: Task) -> Demonstration:
         return find_demonstration(self.root, self.world, pair, task)

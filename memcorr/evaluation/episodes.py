@@ -7,18 +7,22 @@ killed in the middle of a line leaves half of it; reading drops that half, and t
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, get_type_hints
+
+import msgspec
+from msgspec import Meta
 
 from ..errors import UserError
+from ..files import checked_row, decoded, read_rows
 from ..runs import write_text
 from ..spec import DOOR, TEST_SETS, WORLD_TASKS, Task
 from .intervention import GROUND_TRUTH, NO_MATCHER, Intervention
 
 EPISODES = "episodes.jsonl"
+Count = Annotated[int, Meta(ge=0)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,14 +30,14 @@ class Outcome:
     """How a rollout ended, and diagnostics that no policy ever saw."""
 
     success: bool = False
-    steps: int = 0
-    replans: int = 0
-    fallback_replans: int = 0
-    mean_match_error_mm: float | None = None  # over the decisions with at least one valid point
+    steps: Count = 0
+    replans: Count = 0
+    fallback_replans: Count = 0
+    mean_match_error_mm: Annotated[float, Meta(ge=0)] | None = None  # over the decisions with at least one valid point
     first_chunk_direction: Task = ""  # or '' when nothing moved
     final_joint: float = 0.0  # in its own unit
     seconds: float = 0.0  # from its first look to its end, other lanes' turns included; differs between two runs
-    matched_replans: int = 0  # decisions behind mean_match_error_mm
+    matched_replans: Count = 0  # decisions behind mean_match_error_mm
     final_progress: float | None = None  # 0 start, 1 and -1 the two goals; None in rows older than this field
 
 
@@ -44,8 +48,8 @@ class Episode(Outcome):
     experiment: str  # or "expert", "zeros"
     train_seed: int | None  # None for scripted controllers
     condition: str
-    scene: int  # index within the condition
-    scene_seed: int
+    scene: Count  # index within the condition
+    scene_seed: Count
     u: tuple[float, float]  # normalised position
     camera_azimuth_deg: float
     task: Task  # success is judged by it
@@ -92,7 +96,7 @@ class Episode(Outcome):
     def line(self) -> str:
         content = dataclasses.asdict(self)
         content |= content.pop("shown")
-        return json.dumps({name: content[name] for name in COLUMNS}, allow_nan=False) + "\n"
+        return checked_row({name: content[name] for name in COLUMNS})
 
 
 # Those up to `seconds` are promised to every reader; the rest came later and may be missing in old rows.
@@ -106,35 +110,37 @@ COLUMNS = (
     *("stage", "checkpoint", "pairing", "lifting", "matched_replans", "reference_file", "matcher_weights"),
     *("world", "disturbance", "final_progress", "phase_from"),
 )
-_SHOWN = {f.name for f in dataclasses.fields(Intervention)}
+_SHOWN = [f.name for f in dataclasses.fields(Intervention)]
 
 
-def parse(content: Any) -> Episode:
-    if not isinstance(content, dict):
-        raise ValueError("not an object")
-    if missing := [name for name in PROMISED if name not in content]:
-        raise ValueError(f"without {', '.join(missing)}")
-    known = {name: content[name] for name in COLUMNS if name in content}
-    if known["matcher"] not in (GROUND_TRUTH, NO_MATCHER):
-        known.setdefault("lifting", "object")  # all there was before rows said so
-    shown = Intervention(**{name: known.pop(name) for name in _SHOWN & known.keys()})
-    return Episode(**{**known, "u": tuple(known["u"]), "shown": shown})
+def _row_type() -> type[msgspec.Struct]:
+    """A row as it stands in the file: the fields of `Episode` and of what was shown, side by side."""
+    hints = get_type_hints(Episode, include_extras=True) | get_type_hints(Intervention, include_extras=True)
+    fields = {f.name: f for kind in (Episode, Intervention) for f in dataclasses.fields(kind)}
+    columns: list = [(name, hints[name]) for name in PROMISED]
+    for name in COLUMNS[len(PROMISED) :]:
+        assert fields[name].default is not MISSING
+        columns.append((name, hints[name], fields[name].default))
+    columns[COLUMNS.index("lifting")] = ("lifting", hints["lifting"] | None, None)
+    return msgspec.defstruct("Row", columns)
+
+
+Row = _row_type()
+
+
+def parse(line: bytes) -> Episode:
+    """A rollout, or a ValueError that says why it is none."""
+    row = msgspec.structs.asdict(decoded(line, Row))
+    if row["lifting"] is None:  # older than this field; "object" was all there was
+        row["lifting"] = "rigid" if row["matcher"] in (GROUND_TRUTH, NO_MATCHER) else "object"
+    if row["task"] not in WORLD_TASKS.get(row["world"], ()):
+        raise ValueError(f"{row['world']} has no task {row['task']!r}")
+    return Episode(shown=Intervention(*(row.pop(name) for name in _SHOWN)), **row)
 
 
 def read_episodes(path: Path) -> list[Episode]:
-    """All rollouts of a file, whatever ends its lines, less a half-written last one. A missing file has none."""
-    if not path.exists():
-        return []
-    lines = path.read_bytes().splitlines(keepends=True)
-    episodes = []
-    for number, line in enumerate(lines, 1):
-        try:
-            episodes.append(parse(json.loads(line)))
-        except (ValueError, TypeError) as problem:
-            if number == len(lines) and not line.endswith((b"\n", b"\r")):  # torn by a kill: it runs again
-                break
-            raise UserError(f"{path}, line {number} is not a rollout ({problem}); repair or remove it") from None
-    return episodes
+    """All rollouts of a file; a missing file has none."""
+    return [episode for _, episode in read_rows(path, parse, "a rollout")]
 
 
 def write_episodes(path: Path, episodes: Iterable[Episode]) -> None:

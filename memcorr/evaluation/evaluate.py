@@ -7,7 +7,6 @@ an interruption or a shorter list of scenes changes which rows are there, never 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -19,6 +18,7 @@ from ..correspondence.matcher import MATCHERS, is_weights, matcher_label, weight
 from ..demos.collect import find_references
 from ..demos.store import Store
 from ..errors import UserError
+from ..files import appending, digest_of
 from ..policy.checkpoint import MODEL, model_update
 from ..policy.policy import policy_folder
 from ..runs import claimed, spread, threads
@@ -46,20 +46,12 @@ class Subject:
     recipe: Experiment | None  # None for scripted controllers
 
 
-def file_digest(path: Path) -> str:
-    try:
-        with path.open("rb") as f:
-            return hashlib.file_digest(f, "sha256").hexdigest()[:12]
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist") from None
-
-
 def find_subject(policy: str) -> Subject:
     """`policy` is shipped, expert, zeros or a folder with a checkpoint."""
     if policy in SCRIPTED:
         return Subject(policy, policy, None, "scripted", "", None)
     folder = policy_folder(policy)
-    config, checkpoint = Config.read(folder), file_digest(folder / MODEL)
+    config, checkpoint = Config.read(folder), digest_of(folder / MODEL)[:12]
     one, total = config.experiment.updates[0], config.experiment.total_updates
     stage = {one: "stage-one", total: "final"}.get(model_update(folder) or 0, "unfinished")
     return Subject(str(folder), config.experiment.name, config.seed, stage, checkpoint, config.experiment)
@@ -149,7 +141,7 @@ class Sources:
             store = Store.open(data)
             if store.world != world:
                 raise UserError(f"{data} holds demonstrations of {store.world}, not of {world}")
-            references = {task: file_digest(store.demonstration(REFERENCE_PAIR, task).path) for task in store.tasks}
+            references = {t: digest_of(store.demonstration(REFERENCE_PAIR, t).path)[:12] for t in store.tasks}
         matched = shown.matcher not in (GROUND_TRUTH, NO_MATCHER)
         return Sources(references, weights_digest(shown.matcher) if matched else "")
 
@@ -244,11 +236,10 @@ def evaluate(
         bar.update(len(wanted) - len(missing))
         successes = sum(present[key].success for key in wanted.keys() & present.keys())
         work = Rolling(subject.policy, subject.checkpoint, store or Path(), shown, lanes, world)
-        with path.open("a") as file, bar, closing(spread(work, missing, workers)) as outcomes:
+        with appending(path) as append, bar, closing(spread(work, missing, workers)) as outcomes:
             for job, outcome in outcomes:
                 row = episode(subject, named, job, sources, outcome)
-                file.write(row.line())
-                file.flush()
+                append(row.line())
                 present[row.key] = row
                 successes += row.success
                 bar.update()

@@ -8,20 +8,17 @@ A training run keeps more beside them (`training.loop`).
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load, save
+from msgspec import Meta
 from torch import Tensor, nn
 
 from ..errors import UserError
-from ..runs import read_json, write_json, written_whole
+from ..files import Form, check_forms, converted, read_arrays, read_json, write_arrays, write_json
 from ..spec import SPEC, Lifting, Schedule
 from .condition import Normalisation
 from .relations import Representation
@@ -29,7 +26,8 @@ from .transformer import ActionTransformer, VisualTransformer
 from .unet import VisualUNet
 
 CONFIG, MODEL = "config.json", "model.safetensors"
-FORMAT = 1  # of checkpoints; raise when a reader of the old format would be wrong
+FORMAT: Literal[1] = 1  # of checkpoints; raise when a reader of the old format would be wrong
+Kind = TypeVar("Kind")
 NetworkName = Literal["memcorr", "visual-transformer", "visual-unet"]
 NETWORKS: dict[str, type[nn.Module]] = {
     "memcorr": ActionTransformer,
@@ -38,14 +36,24 @@ NETWORKS: dict[str, type[nn.Module]] = {
 }
 
 
+# Files are named after a policy: it cannot lead out of their folder.
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][^/\\\x00-\x1f]*$", max_length=200)]
+Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Positive = Annotated[float, Meta(ge=0)]
+AGAIN = "restore it, or train again into another folder"
+
+
+LATER = ("schedule", "lifting")  # fields that older configurations lack
+
+
 @dataclass(frozen=True)
 class Design:
     """Which network, conditioned on what, sampled how. A training recipe adds the rest."""
 
-    name: str = "memcorr"
+    name: Name = "memcorr"
     network: NetworkName = "memcorr"
     representation: Representation = "full"  # of the relation tokens; visual networks have none
-    guidance: float = SPEC.guidance  # 1 means none
+    guidance: Positive = SPEC.guidance  # 1 means none
     schedule: Schedule = "linear"
     lifting: Lifting = "rigid"  # of the points it was trained on, and follows
 
@@ -76,33 +84,14 @@ class Checkpoint:
     digest: str = ""  # first digits of the SHA-256 of the weights' file
 
 
-def save_file(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
-    """safetensors, with the metadata in one order: the same content gives the same bytes."""
-    content = save(tensors, metadata)
-    size = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + size])
-    header["__metadata__"] = dict(sorted(metadata.items()))
-    text = json.dumps(header, separators=(",", ":")).encode()
-    path.write_bytes(content[:8] + text.ljust(size) + content[8 + size :])
-
-
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
-    owned = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    with written_whole(path) as temporary:
-        save_file(owned, temporary, {key: str(value) for key, value in metadata.items()})
+    write_arrays(path, {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}, metadata)
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str], str]:
+def read_tensors(path: Path, forms: dict[str, Form] | None = None) -> tuple[dict[str, Tensor], dict[str, str], str]:
     """Tensors, metadata and digest, all of the same bytes."""
-    try:
-        content = path.read_bytes()
-        tensors = load(content)
-        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist") from None
-    except (SafetensorError, ValueError) as problem:
-        raise UserError(f"{path} is damaged ({problem}); restore it or train again into another folder") from None
-    return tensors, header.get("__metadata__") or {}, hashlib.sha256(content).hexdigest()[:12]
+    read = read_arrays(path, AGAIN, forms)
+    return {name: torch.from_numpy(array) for name, array in read.arrays.items()}, read.metadata, read.digest
 
 
 def write_model(
@@ -117,55 +106,68 @@ def write_model(
     write_tensors(folder / MODEL, tensors, {"update": update})
 
 
+def forms_of(tensors: dict[str, Tensor]) -> dict[str, Form]:
+    return {name: Form(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items()}
+
+
+def model_forms(network: nn.Module) -> dict[str, Form]:
+    """Everything in `model.safetensors`."""
+    forms = forms_of({f"network.{name}": tensor for name, tensor in network.state_dict().items()})
+    sizes = {"state": (SPEC.state_dim,), "action": (SPEC.action_dim,), "depth": ()}
+    for f in fields(Normalisation):
+        forms[f"normalisation.{f.name}"] = Form("float64", sizes[f.name.partition("_")[0]])
+    return forms
+
+
 def model_update(folder: Path) -> int | None:
     """The update whose EMA the folder holds; None when there is none to read."""
     try:
-        with safe_open(folder / MODEL, "pt") as f:
-            return int(f.metadata()["update"])
-    except (SafetensorError, OSError, KeyError, TypeError):
+        return int(read_tensors(folder / MODEL)[1]["update"])
+    except (UserError, KeyError, ValueError):
         return None
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """`config.json` as it is, of a format that this memcorr reads."""
+@dataclass(frozen=True)
+class Configured:
+    """What of a `config.json` is needed to rebuild a policy; training reads more."""
+
+    experiment: Design
+    seed: Seed
+    format: Literal[1]  # FORMAT
+
+
+def read_config(folder: Path, kind: type[Kind], recipe: type | None = None) -> Kind:
+    """`config.json` of a policy, as `kind`; with `recipe`, the type of its experiment, no field may be unknown."""
     path = folder / CONFIG
     if not path.exists():
         raise UserError(f"{folder} holds no policy: {CONFIG} is missing")
-    content = read_json(path)
-    if not isinstance(content, dict) or not isinstance(content.get("experiment"), dict):
-        raise UserError(f"{path} is not a configuration of this memcorr (no experiment)")
-    if content.get("format") != FORMAT:
-        raise UserError(f"{path} is not a configuration of this memcorr (format {content.get('format')}, not {FORMAT})")
-    return content
-
-
-def read_design(folder: Path) -> tuple[Design, int]:
-    """The design and the training seed of the policy in `folder`."""
-    content = read_config(folder)
+    what = f"a configuration of this memcorr, format {FORMAT}"
+    content = read_json(path, dict[str, Any], what, AGAIN)
+    given = content["experiment"].keys() if isinstance(content.get("experiment"), dict) else set()
     try:
-        told = content["experiment"]
-        design = Design(**{f.name: told[f.name] for f in fields(Design) if f.name in told})  # the rest came later
-        if design.network not in NETWORKS or "network" not in told:
-            raise ValueError(f"unknown network {told.get('network')!r}")
-        return design, int(content["seed"])
-    except (KeyError, TypeError, ValueError) as problem:
-        raise UserError(f"{folder / CONFIG} is not a configuration of this memcorr ({problem})") from None
+        config = converted(content, kind)
+        if missing := [f.name for f in fields(Design) if f.name not in given and f.name not in LATER]:
+            raise ValueError(f"experiment: without {missing[0]}")
+        if unknown := [n for n in given if recipe and n not in {f.name for f in fields(recipe)}]:
+            raise ValueError(f"experiment: unknown field {unknown[0]}")
+    except ValueError as problem:
+        raise UserError(f"{path} is not {what} ({problem}); {AGAIN}") from None
+    return config
 
 
 def read_checkpoint(folder: Path, device: torch.device) -> Checkpoint:
-    design, seed = read_design(folder)
+    config = read_config(folder, Configured)
+    network = config.experiment.build()
     tensors, metadata, digest = read_tensors(folder / MODEL)
-    network = design.build()
-    weights = {k.removeprefix("network."): v for k, v in tensors.items() if k.startswith("network.")}
     try:
-        network.load_state_dict(weights)
-        normalisation = Normalisation(
-            **{f.name: tensors[f"normalisation.{f.name}"].numpy() for f in fields(Normalisation)}
-        )
-        update = int(metadata.get("update", 0))
-    except (RuntimeError, KeyError, ValueError) as problem:
-        reason = str(problem).splitlines()[0]
-        raise UserError(f"{folder / MODEL} does not fit {folder / CONFIG} ({reason})") from None
-    if not all(torch.isfinite(tensor).all() for tensor in tensors.values()):
-        raise UserError(f"{folder / MODEL} holds weights that are not finite; restore it or train again")
-    return Checkpoint(design, seed, network.to(device).eval(), normalisation, update, digest)
+        check_forms({name: (t.numpy().dtype, tuple(t.shape)) for name, t in tensors.items()}, model_forms(network))
+    except ValueError as problem:
+        raise UserError(f"{folder / MODEL} does not fit {folder / CONFIG} ({problem}); {AGAIN}") from None
+    network.load_state_dict({k.removeprefix("network."): v for k, v in tensors.items() if k.startswith("network.")})
+    normalisation = Normalisation(**{f.name: tensors[f"normalisation.{f.name}"].numpy() for f in fields(Normalisation)})
+    if min(value.min() for name, value in asdict(normalisation).items() if name.endswith("std")) <= 0:
+        raise UserError(f"{folder / MODEL} is damaged (a deviation is not positive); {AGAIN}")
+    update = metadata.get("update", "0")
+    if not update.isdecimal():
+        raise UserError(f"{folder / MODEL} is damaged (update {update!r}); {AGAIN}")
+    return Checkpoint(config.experiment, config.seed, network.to(device).eval(), normalisation, int(update), digest)

@@ -218,7 +218,10 @@ class Follower:
         drawn = initial_noise(seed, elapsed) if noise is None else noise
         gripper = self.reference.demonstration.gripper
         request = Request(frame, drawn, gripper, j, None if matches is None else matches[0])
-        return self.planner.plan([request])[0]
+        plan = self.planner.plan([request])[0]
+        if not np.isfinite(plan.actions).all():  # the last gate before a robot
+            raise ValueError("the plan holds NaN or infinity: the frame, robot_state or gripper cannot be right")
+        return plan
 
 
 def policy_folder(policy: str | Path) -> Path:

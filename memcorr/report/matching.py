@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from ..runs import read_json
+from ..files import read_json
 from ..spec import PUBLISHED_CACHE_MM, PUBLISHED_CACHE_POINTS, SPEC, WORLD_TASKS, Lifting
 from . import paper
-from .lookup import Lookup, matching, setting_of
+from .lookup import Lookup, Matching, matching, setting_of
 from .tables import NOT_MEASURED, Table
 
 CACHE, LIVE = "errors.json", "matching.json"
@@ -27,32 +26,73 @@ COLUMNS: dict[tuple[str, Lifting], str] = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Errors:
+    """3D errors over the valid points of some rows."""
+
+    rows: int
+    valid_points: int
+    median_mm: float
+    mean_mm: float
+    p95_mm: float
+    p99_mm: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheErrors(Errors):
+    """errors.json of a cache."""
+
+    matcher: str
+    lifting: Lifting = "object"
+    auc: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveErrors(Errors):
+    """One setting of matching.json."""
+
+    matcher: str
+    lifting: Lifting
+    world: str
+    setting: str
+    first_frame: Errors
+
+
+@dataclass(frozen=True)
+class Live:
+    tables: list[LiveErrors]
+
+
 @dataclass(frozen=True)
 class Measured:
-    """Error tables found beside the rollouts, as their verbs wrote them."""
+    """Error tables found beside the rollouts."""
 
-    cache: list[dict[str, Any]]
-    live: list[dict[str, Any]]
+    cache: list[CacheErrors]
+    live: list[LiveErrors]
 
     @staticmethod
     def find(places: Sequence[Path]) -> Measured:
         folders = [place for place in places if place.is_dir()]
-        cache = [read_json(path) for place in folders for path in sorted(place.rglob(CACHE))]
-        live = [table for place in folders for path in sorted(place.rglob(LIVE)) for table in read_json(path)]
-        return Measured([table for table in cache if "lifting" in table], live)
+        caches = [path for place in folders for path in sorted(place.rglob(CACHE))]
+        lives = [path for place in folders for path in sorted(place.rglob(LIVE))]
+        remedy = "make it again, or take it away"
+        return Measured(
+            [read_json(path, CacheErrors, "an error table", remedy) for path in caches],
+            [table for path in lives for table in read_json(path, Live, "a list of error tables", remedy).tables],
+        )
 
 
 def like_for_like(lookup: Lookup, measured: Measured) -> Table:
     """Door: the cache rows, and the closed loop of the main policy."""
-    of = {(t["matcher"], t["lifting"]): t for t in measured.cache}
+    of = {(t.matcher, t.lifting): t for t in measured.cache}
     rows: list[tuple[str, ...]] = []
     names = {"median_mm": "median", "mean_mm": "mean", "p95_mm": "95th percentile", "p99_mm": "99th percentile"}
     for key, theirs in PUBLISHED_CACHE_MM.items():
-        cells = [f"{of[c][key]:.2f} mm" if c in of else NOT_MEASURED for c in COLUMNS]
+        cells = [f"{getattr(of[c], key):.2f} mm" if c in of else NOT_MEASURED for c in COLUMNS]
         rows.append((f"10,000 training rows, {names[key]}", f"{theirs:.2f} mm", *cells))
-    points = [f"{of[c]['valid_points']:,}" if c in of else NOT_MEASURED for c in COLUMNS]
+    points = [f"{of[c].valid_points:,}" if c in of else NOT_MEASURED for c in COLUMNS]
     rows.append(("valid points of 160,000", f"{PUBLISHED_CACHE_POINTS:,}", *points))
-    areas = [f"{of[c]['auc']:.3f}" if c in of else NOT_MEASURED for c in COLUMNS]
+    areas = [f"{of[c].auc:.3f}" if c in of and of[c].auc is not None else NOT_MEASURED for c in COLUMNS]
     rows.append(("AUC of confidence for an error below 10 mm", "not reported", *areas))
     for condition, (error, fallbacks, decisions) in paper.MATCHING.items():
         name = paper.CONDITION_NAMES[condition].lower()
@@ -73,7 +113,7 @@ def like_for_like(lookup: Lookup, measured: Measured) -> Table:
     )
 
 
-def _rollouts(lookup: Lookup, condition: str, matcher: str, lifting: Lifting) -> Any:
+def _rollouts(lookup: Lookup, condition: str, matcher: str, lifting: Lifting) -> Matching | None:
     setting = replace(paper.MAIN, condition=condition).showing(matcher=matcher, lifting=lifting)
     rows = [e for e in lookup.episodes if setting_of(e) == setting and e.scene_seed == lookup.scene_seed]
     return matching(rows) if rows else None
@@ -81,14 +121,14 @@ def _rollouts(lookup: Lookup, condition: str, matcher: str, lifting: Lifting) ->
 
 def in_all_worlds(measured: Measured) -> Table | None:
     """First frame and expert rollouts, straight and turned camera."""
-    of = {(t["world"], t["setting"], t["matcher"]): t for t in measured.live if t["lifting"] == "rigid"}
+    of = {(t.world, t.setting, t.matcher): t for t in measured.live if t.lifting == "rigid"}
     rows = []
     for world in WORLD_TASKS:
         for setting, angle in ANGLES.items():
             tables = [of.get((world, setting, matcher)) for matcher in ("embedded", "flow")]
             if not any(tables):
                 continue
-            firsts = [t and t["first_frame"] for t in tables]
+            firsts = [t and t.first_frame for t in tables]
             rows.append((world, angle, *map(_errors, (*firsts, *tables))))
     if not rows:
         return None
@@ -102,8 +142,8 @@ def in_all_worlds(measured: Measured) -> Table | None:
     )
 
 
-def _errors(table: dict[str, Any] | None) -> str:
+def _errors(table: Errors | None) -> str:
     if table is None:
         return NOT_MEASURED
-    share = 100 * table["valid_points"] / (SPEC.points * table["rows"])
-    return f"{table['median_mm']:.1f} / {table['mean_mm']:.1f} / {table['p95_mm']:.1f}, {share:.0f} %"
+    share = 100 * table.valid_points / (SPEC.points * table.rows)
+    return f"{table.median_mm:.1f} / {table.mean_mm:.1f} / {table.p95_mm:.1f}, {share:.0f} %"

@@ -86,7 +86,7 @@ def write_report(
     """Reads every episodes.jsonl below `places`; returns the HTML page."""
     sources = [Path(place) for place in places]
     lookup, measured = Lookup(find_episodes(sources), matcher, scene_seed), Measured.find(sources)
-    with claimed(Path(out)) as folder:
+    with claimed(Path(out), "figures") as folder:
         figures, tables = draw_all(lookup, FIGURES, folder / "figures"), complete(lookup, measured)
         write_text(folder / "REPORT.md", markdown(lookup, tables))
         write_text(folder / "report.html", page(lookup, tables, figures))

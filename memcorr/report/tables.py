@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -30,7 +31,8 @@ class Table:
 
     def markdown(self) -> str:
         lines = [self.header, ("---",) * len(self.header), *self.rows]
-        return f"### {self.title}\n\n{self.caption}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+        rows = "\n".join(f"| {' | '.join(map(_quoted, line))} |" for line in lines)
+        return f"### {self.title}\n\n{self.caption}\n\n{rows}\n"
 
     def html(self) -> str:
         def cells(row: tuple[str, ...], tag: str) -> str:
@@ -41,6 +43,11 @@ class Table:
             f"<h3>{html.escape(self.title)}</h3>\n<p>{html.escape(self.caption)}</p>\n<div class='scroll'><table>\n"
             f"<thead><tr>{cells(self.header, 'th')}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>\n"
         )
+
+
+def _quoted(text: str) -> str:
+    """A name out of a file stays in its cell and is not markup."""
+    return re.sub(r"([|\\`<])", r"\\\1", " ".join(text.split()) if text.strip() else text)
 
 
 def _style(text: str) -> str:

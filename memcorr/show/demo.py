@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from ..demos.collect import collect
 from ..errors import UserError
 from ..evaluation.episodes import Episode
-from ..evaluation.evaluate import evaluate
+from ..evaluation.evaluate import evaluate, find_subject
 from ..evaluation.intervention import Intervention, ReferenceChoice
+from ..files import content_of
 from ..frames import Camera
 from ..runs import write_text, written_whole
 from ..spec import DOOR, SPEC, TASKS, Array, Task, TestSet
@@ -44,6 +45,7 @@ def demo(out: Path, policy: str, scenes: int, scene_seed: int, workers: int) -> 
     available = len(evaluation_scenes(CONDITION, scene_seed))
     if not 1 <= scenes <= available:
         raise UserError(f"--scenes {scenes}: give 1 to {available}")
+    find_subject(policy)  # complains before anything is recorded
     data = out / "demos"
     collect(data, pairs=1, seed=0, workers=1)
     rows: dict[ReferenceChoice, list[Episode]] = {}
@@ -72,7 +74,7 @@ def demo(out: Path, policy: str, scenes: int, scene_seed: int, workers: int) -> 
         "executed": SPEC.executed,
         "stories": [told(s, v) for s, v in zip(stories, videos, strict=True)],
     }
-    write_text(page, TEMPLATE.read_text().replace("{{DATA}}", json.dumps(content).replace("</", "<\\/")))
+    write_text(page, content_of(TEMPLATE).decode().replace("{{DATA}}", json.dumps(content).replace("</", "<\\/")))
     written = ", ".join(path.name for path in (*videos, strip))
     log.info(f"wrote {written} and the page {page}: open it in a browser")
     return page
@@ -120,7 +122,7 @@ def told(story: Story, video: Path) -> dict[str, Any]:
         "task": row.task,
         "reference": story.reference_task,
         "goal": [round(math.degrees(joint), 1) for joint in GOAL[row.task]],
-        "video": as_url(video.read_bytes(), "video/mp4"),
+        "video": as_url(content_of(video), "video/mp4"),
         "angle": [round(float(np.degrees(m.joint)), 2) for m in story.moments],
         "decisions": [decision(story, k) for k in range(len(story.answers))],
     }
@@ -167,5 +169,5 @@ def image_url(rgb: NDArray[np.uint8]) -> str:
     return as_url(png.tobytes(), "image/png")
 
 
-def as_url(content: bytes, kind: str) -> str:
+def as_url(content: bytes | bytearray, kind: str) -> str:
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"

@@ -10,6 +10,7 @@ the denoised chunk asks for is yellow, its executed half thick.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UserError
+from ..files import content_of
 from ..frames import Camera, Frame
 from ..policy.policy import Plan
 from ..runs import written_whole
@@ -139,11 +141,34 @@ def write_video(story: Story, out: Path) -> Path:
     path = out / f"{story.name}.mp4"
     with written_whole(path) as temporary:
         size = (2 * SIDE, SIDE + STRIP)
-        writer = imageio_ffmpeg.write_frames(
-            str(temporary), size, fps=FPS, macro_block_size=2, output_params=["-f", "mp4"], ffmpeg_log_level="error"
-        )
-        writer.send(None)
-        for picture in pictures(story):
-            writer.send(np.ascontiguousarray(picture))
-        writer.close()
+        try:
+            writer = imageio_ffmpeg.write_frames(
+                str(temporary), size, fps=FPS, macro_block_size=2, output_params=["-f", "mp4"], ffmpeg_log_level="error"
+            )
+            with closing(writer):
+                writer.send(None)
+                for picture in pictures(story):
+                    writer.send(np.ascontiguousarray(picture))
+        except (OSError, RuntimeError) as problem:  # it ended before the last picture
+            raise UserError(f"{path} could not be written: ffmpeg failed ({ffmpeg_words(problem)})") from None
+        if not is_whole(content_of(temporary)):  # it may end early and say nothing
+            raise UserError(f"{path} could not be written: ffmpeg left half a video; is the disk full?")
     return path
+
+
+def ffmpeg_words(problem: Exception) -> str:
+    """The last thing it said before it ended."""
+    lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
+    return lines[-1][:150] if lines else type(problem).__name__
+
+
+def is_whole(video: bytes | bytearray) -> bool:
+    """Whether the boxes of an mp4 fill the file, the index (moov, written last) among them."""
+    at, names = 0, set()
+    while at + 8 <= len(video):
+        size, name = int.from_bytes(video[at : at + 4], "big"), bytes(video[at + 4 : at + 8])
+        if size < 8:  # a box of 64-bit size is larger than any video of ours
+            return False
+        names.add(name)
+        at += size
+    return at == len(video) and {b"ftyp", b"mdat", b"moov"} <= names

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
 
 from ..errors import UserError
-from ..policy.checkpoint import CONFIG, FORMAT, NETWORKS, Design, read_config
-from ..policy.relations import Representation
+from ..files import converted, decoded
+from ..policy.checkpoint import FORMAT, Design, Positive, Seed, read_config
 from ..runs import provenance
-from ..spec import PUBLISHED_RESIDUAL_MM, SPEC, Lifting, Schedule, TieBreak
+from ..spec import PUBLISHED_RESIDUAL_MM, SPEC, TieBreak
 
-CHOICES: dict[str, Collection[str]] = {
-    "network": NETWORKS,
-    "representation": get_args(Representation),
-    "tie_break": get_args(TieBreak),
-    "schedule": get_args(Schedule),
-    "lifting": get_args(Lifting),
-}
+Count = Annotated[int, Meta(ge=1, le=10**9)]
+Updates = Annotated[int, Meta(ge=0, le=10**9)]
 
 
 @dataclass(frozen=True)
@@ -29,19 +25,19 @@ class Experiment(Design):
     """One training recipe; the defaults are our MemCorr-DP, `memcorr-literal` is the published one."""
 
     paired: bool = True  # alternate with counterfactual paired updates
-    condition_dropout: float = SPEC.condition_dropout  # on standard updates only
+    condition_dropout: Positive = SPEC.condition_dropout  # on standard updates only
     tie_break: TieBreak = "elapsed"  # between reference frames with the same door joint
     phase_errors: tuple[int, int] | None = (-32, 64)  # of half the references in stage two, frames; the paper has none
-    residual_limit_mm: float | None = None  # of the residual bootstrap; None: the cache's own 95th percentile
-    train_pairs: int = SPEC.train_pairs  # the first pairs of the store; the rest validate
-    batch: int = SPEC.batch
-    updates: tuple[int, int] = SPEC.updates  # stage one, stage two
-    learning_rate: tuple[float, float] = SPEC.learning_rate
-    betas: tuple[float, float] = SPEC.betas
-    epsilon: float = SPEC.epsilon
-    weight_decay: float = SPEC.weight_decay
-    gradient_norm: float = SPEC.gradient_norm
-    ema: float = SPEC.ema
+    residual_limit_mm: Positive | None = None  # of the residual bootstrap; None: the cache's own 95th percentile
+    train_pairs: Count = SPEC.train_pairs  # the first pairs of the store; the rest validate
+    batch: Annotated[Count, Meta(multiple_of=4)] = SPEC.batch
+    updates: tuple[Updates, Updates] = SPEC.updates  # stage one, stage two
+    learning_rate: tuple[Positive, Positive] = SPEC.learning_rate
+    betas: tuple[Positive, Positive] = SPEC.betas
+    epsilon: Positive = SPEC.epsilon
+    weight_decay: Positive = SPEC.weight_decay
+    gradient_norm: Positive = SPEC.gradient_norm
+    ema: Positive = SPEC.ema
 
     @property
     def total_updates(self) -> int:
@@ -62,15 +58,6 @@ class Experiment(Design):
             )
 
         return stage_one(self) == stage_one(other)
-
-    @staticmethod
-    def from_json(content: dict[str, Any]) -> Experiment:
-        """Inverse of `dataclasses.asdict` through JSON, where tuples are lists."""
-        fields = {f.name for f in dataclasses.fields(Experiment)}
-        if unknown := set(content) - fields:
-            raise ValueError(f"unknown fields {', '.join(sorted(unknown))}")
-        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in content.items()}
-        return check_recipe(Experiment(**values))
 
 
 MAIN = Experiment()
@@ -118,52 +105,22 @@ def find_experiment(name: str) -> Experiment:
 
 def changed(recipe: Experiment, changes: dict[str, str]) -> Experiment:
     """`recipe` with fields set from text, such as {"batch": "64"}; its name then says so."""
-    kinds = get_type_hints(Experiment)
+    known = [f.name for f in dataclasses.fields(Experiment) if f.name != "name"]
     values: dict[str, Any] = {}
     for name, text in changes.items():
-        if name not in kinds or name == "name":
-            known = ", ".join(k for k in kinds if k != "name")
-            raise UserError(f"--set {name}: not a field of a recipe; choose one of {known}")
+        if name not in known:
+            raise UserError(f"--set {name}: not a field of a recipe; choose one of {', '.join(known)}")
         try:
-            value = json.loads(text)
+            values[name] = decoded(text.encode(), Any)
         except ValueError:
-            value = text
-        values[name] = tuple(value) if isinstance(value, list) else value
+            values[name] = text
     try:
-        made = check_recipe(dataclasses.replace(recipe, **values))
+        made = converted(dataclasses.asdict(recipe) | values, Experiment)
     except ValueError as problem:
         raise UserError(f"--set {' '.join(f'{k}={v}' for k, v in changes.items())}: {problem}") from None
-    different = {k: v for k, v in values.items() if getattr(recipe, k) != v}
+    different = {k: getattr(made, k) for k in values if getattr(made, k) != getattr(recipe, k)}
     suffix = "".join(f",{k}={json.dumps(v, separators=(',', ':'))}" for k, v in sorted(different.items()))
     return dataclasses.replace(made, name=recipe.name + suffix)
-
-
-def check_recipe(recipe: Experiment) -> Experiment:
-    """`recipe`, if every field has the type and the range that training needs; else a ValueError."""
-    for f in dataclasses.fields(recipe):
-        value, default = getattr(recipe, f.name), getattr(MAIN, f.name)
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if isinstance(default, bool):
-            right = isinstance(value, bool)
-        elif isinstance(default, int):
-            right = isinstance(value, int) and number and value > 0
-        elif isinstance(default, float):
-            right = number and 0 <= value < float("inf")
-        elif isinstance(default, tuple):
-            kinds = (int,) if isinstance(default[0], int) else (int, float)
-            right = isinstance(value, tuple) and len(value) == 2 and all(type(v) in kinds for v in value)
-            right = right or (f.name == "phase_errors" and value is None)
-        elif default is None:
-            right = value is None or (number and 0 < value < float("inf"))
-        else:
-            right = isinstance(value, str) and (f.name not in CHOICES or value in CHOICES[f.name])
-        if not right:
-            raise ValueError(f"{f.name} cannot be {value!r}; it is {default!r} by default")
-    if recipe.batch % 4 or min(recipe.updates) < 0:
-        raise ValueError(
-            f"batch must be a multiple of 4 and updates not negative, not {recipe.batch}, {recipe.updates}"
-        )
-    return recipe
 
 
 @dataclass(frozen=True)
@@ -171,18 +128,13 @@ class Config:
     """What was asked for; two runs with equal configs are the same run."""
 
     experiment: Experiment
-    seed: int
+    seed: Seed
     data: str  # fingerprint of the training rows
-    format: int = FORMAT
+    format: Literal[1] = FORMAT
 
     @staticmethod
     def read(folder: Path) -> Config:
-        content = read_config(folder)
-        try:
-            experiment = Experiment.from_json(content["experiment"])
-            return Config(experiment, int(content["seed"]), str(content["data"]))
-        except (KeyError, TypeError, ValueError) as problem:
-            raise UserError(f"{folder / CONFIG} is not a configuration of this memcorr ({problem})") from None
+        return read_config(folder, Config, Experiment)
 
     def json(self) -> dict[str, Any]:
         """As it is written, with what it was made with."""

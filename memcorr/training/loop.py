@@ -32,9 +32,12 @@ from tqdm import tqdm
 from ..correspondence.cache import Cache, read_cache
 from ..demos.store import Store
 from ..errors import UserError
+from ..files import refuse, write_json
 from ..policy.checkpoint import (
+    AGAIN,
     CONFIG,
     MODEL,
+    forms_of,
     model_update,
     read_checkpoint,
     read_config,
@@ -44,7 +47,7 @@ from ..policy.checkpoint import (
 )
 from ..policy.condition import Normalisation
 from ..policy.transformer import parameter_total
-from ..runs import choose_device, claimed, write_json
+from ..runs import choose_device, claimed
 from ..runs import threads as torch_threads
 from .batches import Batch, Batches
 from .dataset import Dataset, load_dataset, measure
@@ -71,7 +74,7 @@ class Run:
         self, folder: Path, config: Config, dataset: Dataset, mixture: Mixture | None, device: torch.device
     ) -> None:
         self.folder, self.config, self.device = folder, config, device
-        self.config_json = read_config(folder)  # as it was when the run began
+        self.config_json = read_config(folder, dict)  # as it was when the run began
         self.experiment: Experiment = config.experiment
         self.normalisation: Normalisation = measure(dataset.windows, dataset.images)
         self.mixture = mixture
@@ -135,15 +138,14 @@ class Run:
         path = self.folder / STATE
         if not path.exists():
             return
-        tensors, metadata, _ = read_tensors(path)
-        try:
-            self.update = int(metadata["update"])
-            if self.update > self.experiment.updates[0]:
-                self.weights.begin_stage(1)
-            self.weights.restore(tensors)
-            self.means.sums.copy_(tensors["running"])
-        except (KeyError, RuntimeError, ValueError) as problem:
-            raise UserError(f"{path} is not a training state of this run ({problem})") from None
+        tensors, metadata, _ = read_tensors(path, forms_of({**self.weights.tensors(), **self.means.tensors()}))
+        if not metadata.get("update", "").isdecimal():
+            refuse(path, f"update {metadata.get('update')!r}", AGAIN)
+        self.update = int(metadata["update"])
+        if self.update > self.experiment.updates[0]:
+            self.weights.begin_stage(1)
+        self.weights.restore(tensors)
+        self.means.sums.copy_(tensors["running"])
         if metadata.get("cache") and self.mixture and metadata["cache"] != self.mixture.fingerprint():
             raise UserError(f"{self.folder} was trained with another --cache; give that one or another --out")
         if metadata.get("threads") != str(torch.get_num_threads()):

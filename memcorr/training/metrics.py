@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..runs import written_whole
+from ..files import appending, forget_later_rows
 
 METRICS, BOARD = "metrics.jsonl", "tensorboard"
 
@@ -43,26 +43,14 @@ class Metrics:
         from torch.utils.tensorboard import SummaryWriter  # seconds to import, only training needs it
 
         self.path = folder / METRICS
-        if self.path.exists():
-            kept = [line for line in self.path.read_text().splitlines() if _update_of(line) <= update]
-            with written_whole(self.path) as temporary:
-                temporary.write_text("".join(f"{line}\n" for line in kept))
-        self.file = self.path.open("a")
+        forget_later_rows(self.path, "update", update)
         self.board = SummaryWriter(str(folder / BOARD), purge_step=update + 1)
 
     def write(self, update: int, **values: Any) -> None:
-        self.file.write(json.dumps({"update": update, **values}) + "\n")
-        self.file.flush()
+        with appending(self.path) as append:
+            append(json.dumps({"update": update, **values}) + "\n")
         for name, value in values.items():
             self.board.add_scalar(name, value, update)
 
     def close(self) -> None:
-        self.file.close()
         self.board.close()
-
-
-def _update_of(line: str) -> float:
-    try:
-        return json.loads(line)["update"]
-    except (ValueError, KeyError, TypeError):  # a line torn by a kill
-        return float("inf")

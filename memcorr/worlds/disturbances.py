@@ -60,12 +60,12 @@ class Disturbance:
     @staticmethod
     def parse(text: str) -> Disturbance:
         """ "bump", or "bump=0.08"."""
-        name, _, size = text.partition("=")
+        name, given, size = text.partition("=")
         if name not in KINDS:
             raise UserError(f"--disturb {text}: choose from {', '.join(KINDS)}")
         kind = KINDS[name]
         try:
-            value = float(size) if size else kind.usual
+            value = float(size) if given else kind.usual
         except ValueError:
             value = float("nan")
         if not 0 <= value <= kind.largest or (kind.whole and value != int(value)):

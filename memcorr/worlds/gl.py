@@ -9,6 +9,8 @@ import contextlib
 import ctypes
 import os
 import sys
+import warnings
+from typing import Any
 
 from ..errors import UserError
 
@@ -51,4 +53,26 @@ try:
 except (ImportError, AttributeError, RuntimeError) as problem:
     raise UserError(f"MuJoCo cannot start with MUJOCO_GL={backend}: {problem}; try: {APT_LINE}") from problem
 
-__all__ = ["APT_LINE", "backend", "mujoco"]
+
+def open_context(model: mujoco.MjModel, size: int) -> tuple[Any, mujoco.MjrContext]:
+    """A GL context of this process and MuJoCo's own in it. Whatever the libraries raise becomes one line."""
+    context = None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # GLFW's, about the missing display
+            if not hasattr(mujoco.GLContext, "_context"):  # one that fails half-made complains when it is freed
+                mujoco.GLContext._context = None
+            context = mujoco.GLContext(size, size)
+            context.make_current()
+            return context, mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
+    except Exception as problem:  # each library has errors of its own
+        with contextlib.suppress(Exception):
+            context.free()  # type: ignore[union-attr]
+        device = os.environ.get("MUJOCO_EGL_DEVICE_ID")
+        chosen = f"MUJOCO_GL={backend or 'default'}" + (f" and MUJOCO_EGL_DEVICE_ID={device}" if device else "")
+        reason = " ".join(str(problem).split())[:150] or type(problem).__name__
+        remedy = f"try MUJOCO_GL=egl and no MUJOCO_EGL_DEVICE_ID, or: {APT_LINE}"
+        raise UserError(f"nothing can be drawn with {chosen} ({reason}); {remedy}") from None
+
+
+__all__ = ["APT_LINE", "backend", "mujoco", "open_context"]

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..frames import Camera
-from .gl import mujoco
+from .gl import mujoco, open_context
 
 SKY = (127, 126, 122)  # Meta-World's skybox
 OBJECT_GROUP = 5  # groups 0-2 hold what is seen, 4 the collision shapes
@@ -68,9 +68,7 @@ class Renderer:
         for flag in ("SHADOW", "REFLECTION", "SKYBOX", "HAZE"):
             self._scene.flags[getattr(mujoco.mjtRndFlag, f"mjRND_{flag}")] = 0
 
-        self._gl = mujoco.GLContext(max_size, max_size)
-        self._gl.make_current()
-        self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
+        self._gl, self._context = open_context(model, max_size)
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
         self._context.readDepthMap = mujoco.mjtDepthMap.mjDEPTH_ZEROFAR
         atexit.register(self.close)  # before the interpreter takes the GL libraries away

@@ -102,7 +102,7 @@ def made_up(pair: int, task: Task, steps: int = 60, size: int = 32) -> dict[str,
         "frames": frames,
         "action": rng.uniform(-0.9, 0.9, (steps, 4)),
         "joint": rng.uniform(-1.5, 0, steps),
-        "object_pose": rng.normal(size=(steps, 4, 4)),
+        "object_pose": np.eye(4) + np.pad(rng.normal(size=(steps, 3, 1)), ((0, 0), (0, 1), (3, 0))),
         "pair": pair,
         "task": task,
     }

@@ -18,6 +18,7 @@ import pytest
 from memcorr.demos.collect import collect
 from memcorr.demos.store import Store, demonstration_path
 from memcorr.errors import UserError
+from memcorr.files import write_json
 from memcorr.runs import TEMPORARY
 from memcorr.spec import SPEC, TASKS
 from memcorr.training.dataset import cut_windows
@@ -129,7 +130,7 @@ def test_truncated_store_is_named_and_left_alone(copy: Path) -> None:
 
 def test_store_of_another_layout_is_refused_and_left_alone(copy: Path) -> None:
     manifest = json.loads((copy / "collection.json").read_text())
-    (copy / "collection.json").write_text(json.dumps({**manifest, "layout": 99}))
+    write_json(copy / "collection.json", {**manifest, "layout": 99})
     before = digests(copy)
     assert_one_clear_line(run_cli("collect", "--out", str(copy), "--pairs", "2"), "layout 99", "another --out")
     assert digests(copy) == before

@@ -145,6 +145,10 @@ def test_damaged_and_contradicting_files_are_named(one_worker: Path, tmp_path: P
         read_episodes(tmp_path / EPISODES)
     flipped = {**json.loads(lines[0]), "success": not json.loads(lines[0])["success"]}
     (tmp_path / EPISODES).write_text(json.dumps(flipped) + "\n")
+    with pytest.raises(UserError, match=r'line 1 is not a rollout \(it does not match its "check"\)'):
+        read_episodes(tmp_path / EPISODES)
+    del flipped["check"]
+    (tmp_path / EPISODES).write_text(json.dumps(flipped) + "\n")
     with pytest.raises(UserError, match="contradicts"):
         find_episodes([one_worker, tmp_path])
     with pytest.raises(UserError, match=r"holds no episodes\.jsonl"):

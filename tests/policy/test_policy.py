@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -145,6 +146,9 @@ NAN = float("nan")
 WRONG: dict[str, tuple[Callable[[Frame], Frame], str]] = {
     "NaN state": (lambda f: changed(f, robot_state=np.full(9, NAN)), "robot_state holds NaN"),
     "infinite gripper": (lambda f: changed(f, gripper=np.array([0.0, np.inf, 0.0])), "gripper holds NaN"),
+    "gripper in another galaxy": (lambda f: changed(f, gripper=np.full(3, 1e30)), "gripper is 1e\\+30 m away"),
+    "state in millimetres": (lambda f: changed(f, robot_state=np.full(9, 5000.0)), "millimetres"),
+    "absurd focal length": (lambda f: changed(f, camera=Camera(1e9 * f.camera.K, f.camera.T_world_cam)), "K reaches"),
     "state of one number": (lambda f: changed(f, robot_state=np.zeros(1)), "robot_state must have shape"),
     "state as a list": (lambda f: changed(f, robot_state=[0.0] * 9), "robot_state must be an array"),
     "depth in millimetres": (lambda f: changed(f, depth=1000 * f.depth), "millimetres"),
@@ -226,7 +230,7 @@ def test_damaged_checkpoints_are_named(folders: dict[str, Path], tmp_path: Path)
                 (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
         return memcorr.load_policy(folder)
 
-    good_text, good_bytes = config.read_text(), model.read_bytes()
+    good_text, good_bytes = re.sub(r',\s*"check": "\w+"', "", config.read_text()), model.read_bytes()
     assert loaded(good_text, good_bytes).design.name == "memcorr"
     for text, content, message in (
         (None, good_bytes, "config.json is missing"),
@@ -235,9 +239,11 @@ def test_damaged_checkpoints_are_named(folders: dict[str, Path], tmp_path: Path)
         (good_text, b"", "is damaged"),
         (good_text[:50], good_bytes, "not valid JSON"),
         ("{}", good_bytes, "not a configuration"),
-        (good_text.replace('"format": 1', '"format": 2'), good_bytes, "format 2, not 1"),
+        (good_text.replace('"format": 1', '"format": 2'), good_bytes, r"format 1 \(format: invalid enum value 2\)"),
+        (config.read_text().replace('"seed": 42', '"seed": 43'), good_bytes, 'does not match its "check"'),
+        (good_text.replace('"name": "memcorr"', '"name": "../escaped/evil"'), good_bytes, "experiment.name"),
         (good_text.replace('"network": "memcorr"', '"network": "visual-unet"'), good_bytes, "does not fit"),
-        (good_text.replace('"network": "memcorr"', '"network": "magic"'), good_bytes, "unknown network"),
+        (good_text.replace('"network": "memcorr"', '"network": "magic"'), good_bytes, r"experiment\.network: .*magic"),
         (good_text, with_nan(good_bytes), "not finite"),
     ):
         with pytest.raises(UserError, match=message):

@@ -161,7 +161,7 @@ def test_error_tables_stand_beside_the_papers(tmp_path: Path) -> None:
     one = {**errors, "matcher": "embedded", "lifting": "paper", "auc": 0.91, "weights": ""}
     live = {**one, "lifting": "rigid", "world": "plate", "setting": "camera", "first_frame": {**errors, "mean_mm": 3.5}}
     (tmp_path / "errors.json").write_text(json.dumps(one))
-    (tmp_path / "matching.json").write_text(json.dumps([live]))
+    (tmp_path / "matching.json").write_text(json.dumps({"tables": [live]}))
     tables = {t.title: t for t in complete(Lookup(rollouts(Setting(), 9)), Measured.find([tmp_path]))}
     door = tables["Matching error, door, like for like"]
     assert door.rows[1][:4] == ("10,000 training rows, mean", "7.95 mm", "2.50 mm", "not measured")

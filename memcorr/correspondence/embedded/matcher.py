@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from ...errors import UserError
+from ...files import Form, read_arrays
 from ...spec import Array
 from ..matcher import Doubt, Matcher
 from .network import MatchNetwork, Pyramid
@@ -34,13 +33,12 @@ def stack_maps(maps: list[torch.Tensor]) -> torch.Tensor:
 
 def load_network(path: Path) -> MatchNetwork:
     network = MatchNetwork()
-    try:
-        weights = {name: t.float() if t.is_floating_point() else t for name, t in load_file(path).items()}
-        network.load_state_dict(weights)
-    except FileNotFoundError:
-        raise UserError(f"{path} is missing; reinstall memcorr or run `memcorr matcher train`") from None
-    except Exception as problem:  # safetensors and torch raise their own kinds
-        raise UserError(f"{path} holds no usable matcher weights ({str(problem).splitlines()[0]})") from None
+    forms = {
+        name: Form("float" if t.is_floating_point() else "int64", tuple(t.shape))
+        for name, t in network.state_dict().items()
+    }
+    read = read_arrays(path, "reinstall memcorr or run `memcorr matcher train`", forms)
+    network.load_state_dict({name: torch.from_numpy(array) for name, array in read.arrays.items()})
     fold_batch_norms(network.eval().requires_grad_(False))
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return network

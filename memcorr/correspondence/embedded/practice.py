@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import load_file, save
 from tqdm import tqdm
 
+from ...files import Form, read_arrays, write_arrays
 from ...frames import Camera, Frame, look_at
-from ...runs import claimed, spread, written_whole
+from ...runs import claimed, spread
 from ...spec import SPEC, Array
 from ...worlds.gl import mujoco
 from ...worlds.render import Renderer
@@ -293,8 +293,7 @@ def practise(scene: str, groups: int, path: Path, seed: int, postures: Array) ->
             for key, values in zip(rows, zip(*views, strict=True), strict=True):
                 rows[key].append(np.stack(values))
     renderer.close()  # before the next scene makes its own: one GL context at a time
-    with written_whole(path) as temporary:
-        temporary.write_bytes(save({key: np.stack(values) for key, values in rows.items()}))
+    write_arrays(path, {key: np.stack(values) for key, values in rows.items()})
 
 
 def render_practice(out: Path, scenes: dict[str, int], seed: int, workers: int) -> list[Path]:
@@ -310,8 +309,17 @@ def render_practice(out: Path, scenes: dict[str, int], seed: int, workers: int) 
     return list(paths.values())
 
 
+FORMS = {
+    "rgb": Form("uint8", ("G", VIEWS, SPEC.image_size, SPEC.image_size, 3)),
+    "depth": Form("float32", ("G", VIEWS, SPEC.image_size, SPEC.image_size)),
+    "mask": Form("bool", ("G", VIEWS, SPEC.image_size, SPEC.image_size)),
+    "K": Form("float64", ("G", VIEWS, 3, 3)),
+    **{name: Form("float64", ("G", VIEWS, 4, 4)) for name in ("T_world_cam", "T_world_object")},
+}
+
+
 def load_groups(path: Path) -> list[Group]:
-    rows = load_file(path)
+    rows = read_arrays(path, "delete it and run the same command again", FORMS).arrays
     nothing = np.zeros(0)
     groups = []
     for g in range(len(rows["rgb"])):

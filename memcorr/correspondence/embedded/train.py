@@ -14,13 +14,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from safetensors.torch import load_file, save
 from torch import Tensor
 from tqdm import tqdm
 
 from ...errors import UserError
+from ...files import Form, appending, forget_later_rows, read_arrays, read_json, write_arrays, write_json
 from ...frames import Frame
-from ...runs import CORES, claimed, read_json, write_json, written_whole
+from ...runs import CORES, claimed
 from ...spec import SPEC, Lifting
 from ..lift import BATCH, Crop, crop_object, lift_query, measure, prepare_references
 from ..matcher import Doubt
@@ -216,14 +216,14 @@ def train(config: MatcherConfig, out: Path, workers: int = CORES, save_every: in
 
 
 def _train(config: MatcherConfig, out: Path, workers: int, save_every: int) -> Path:
-    resolved = json.loads(json.dumps(asdict(config)))
-    if (out / "config.json").exists() and read_json(out / "config.json") != resolved:
+    about = out / "config.json"
+    if about.exists() and read_json(about, MatcherConfig, "a configuration of a matcher") != config:
         raise UserError(f"{out} holds a matcher trained with another configuration; choose another --out")
     weights = out / "embedded.safetensors"
     if weights.exists():
         log.info(f"{weights} is finished; nothing to do")
         return weights
-    write_json(out / "config.json", resolved)
+    write_json(about, asdict(config))
     practice = Practice(config, out / "practice", workers)
     torch.manual_seed(config.seed)
     network = MatchNetwork().train()
@@ -233,6 +233,7 @@ def _train(config: MatcherConfig, out: Path, workers: int, save_every: int) -> P
     )
     start = resume(out / "state.safetensors", network, optimizer)
     metrics_file = out / "metrics.jsonl"
+    forget_later_rows(metrics_file, "step", start)
     bar = tqdm(range(start, config.steps), "matcher", initial=start, total=config.steps, unit="step", smoothing=0.02)
     for step in bar:
         set_learning_rate(optimizer, config, step)
@@ -244,19 +245,18 @@ def _train(config: MatcherConfig, out: Path, workers: int, save_every: int) -> P
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
         if step % 10 == 9:
-            with metrics_file.open("a") as f:
-                f.write(json.dumps({"step": step + 1, "loss": loss.item(), **metrics}) + "\n")
+            with appending(metrics_file) as write:
+                write(json.dumps({"step": step + 1, "loss": loss.item(), **metrics}) + "\n")
             bar.set_postfix(loss=f"{loss.item():.2f}", px=f"{metrics['median_px']:.2f}")
         if (step + 1) % config.check_every == 0:
-            with metrics_file.open("a") as f:
-                f.write(json.dumps({"step": step + 1, **look_at_held_out(network, practice)}) + "\n")
+            with appending(metrics_file) as write:
+                write(json.dumps({"step": step + 1, **look_at_held_out(network, practice)}) + "\n")
         if (step + 1) % save_every == 0:
             save_state(out / "state.safetensors", network, optimizer, step + 1)
     network.calibration.copy_(calibrate(network.eval(), practice))
     told = {"practised": json.dumps(config.practised), "held_out": json.dumps(config.held_out)}
-    with written_whole(weights) as temporary:
-        half = {k: v.half() if v.is_floating_point() else v for k, v in network.state_dict().items()}
-        temporary.write_bytes(save({k: v.contiguous() for k, v in half.items()}, metadata=told))
+    half = {k: v.half() if v.is_floating_point() else v for k, v in network.state_dict().items()}
+    write_arrays(weights, {k: v.numpy() for k, v in half.items()}, told)
     log.info(f"wrote {weights} ({weights.stat().st_size / 1e6:.1f} MB)")
     return weights
 
@@ -349,19 +349,26 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, config: MatcherConfig, s
 
 
 def save_state(path: Path, network: MatchNetwork, optimizer: torch.optim.Optimizer, step: int) -> None:
-    tensors = {f"network.{k}": v.contiguous() for k, v in network.state_dict().items()}
+    tensors = {f"network.{k}": v for k, v in network.state_dict().items()}
     for i, p in enumerate(network.parameters()):
         for key in ("exp_avg", "exp_avg_sq", "step"):
-            tensors[f"optimizer.{i}.{key}"] = optimizer.state[p][key].contiguous()
-    with written_whole(path) as temporary:
-        temporary.write_bytes(save(tensors, metadata={"step": str(step)}))
+            tensors[f"optimizer.{i}.{key}"] = optimizer.state[p][key]
+    write_arrays(path, {name: tensor.numpy() for name, tensor in tensors.items()}, {"step": step})
 
 
 def resume(path: Path, network: MatchNetwork, optimizer: torch.optim.Optimizer) -> int:
     """Restores weights and optimiser; returns the step to continue with."""
     if not path.exists():
         return 0
-    tensors = load_file(path)
+    forms = {
+        f"network.{k}": Form("float32" if v.is_floating_point() else "int64", tuple(v.shape))
+        for k, v in network.state_dict().items()
+    }
+    for i, p in enumerate(network.parameters()):
+        forms |= {f"optimizer.{i}.{k}": Form("float32", tuple(p.shape)) for k in ("exp_avg", "exp_avg_sq")}
+        forms[f"optimizer.{i}.step"] = Form("float32", ())
+    read = read_arrays(path, "delete it to begin again, or choose another --out", forms)
+    tensors = {name: torch.from_numpy(array) for name, array in read.arrays.items()}
     prefix = "network."
     network.load_state_dict({k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)})
     for i, p in enumerate(network.parameters()):
