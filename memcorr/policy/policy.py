@@ -171,6 +171,17 @@ class Planner:
     def plan(self, requests: Sequence[Request]) -> list[Plan]:
         return self.policy.plan(requests, self.lanes)
 
+    def follow(
+        self, shown: Sequence[tuple[Reference, int]], frames: Sequence[Frame], noises: Sequence[NDArray[np.float32]]
+    ) -> list[Plan]:
+        """What continues frame j of each reference from the live frames, one to one."""
+        matches = self.match(shown, frames)
+        requests = [
+            Request(frame, noise, reference.demonstration.gripper, j, None if matches is None else matches[i])
+            for i, ((reference, j), frame, noise) in enumerate(zip(shown, frames, noises, strict=True))
+        ]
+        return self.plan(requests)
+
 
 class Follower:
     """A relation policy that follows one reference; images are matched at every plan."""
@@ -194,11 +205,8 @@ class Follower:
         """
         check_frame(frame)
         j = reference_phase(elapsed, len(self.reference))
-        matches = self.planner.match([(self.reference, j)], [frame])
         drawn = initial_noise(seed, elapsed) if noise is None else noise
-        gripper = self.reference.demonstration.gripper
-        request = Request(frame, drawn, gripper, j, None if matches is None else matches[0])
-        return self.planner.plan([request])[0]
+        return self.planner.follow([(self.reference, j)], [frame], [drawn])[0]
 
 
 def policy_folder(policy: str | Path) -> Path:
