@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import tyro
 
@@ -57,7 +58,7 @@ def serve(
     host: str = "127.0.0.1",
     port: Port = 8000,
     key_file: Path | None = None,
-    lanes: Count | None = None,
+    lanes: Literal[1, 4, 8, 16] | None = None,
     threads: Processes = 1,
     clients: Count = 32,
     megabytes: Count = 32,

@@ -21,8 +21,8 @@ from ..correspondence.lift import BATCH
 from ..correspondence.matcher import Matcher
 from ..demos.phase import last_phase, reference_phase
 from ..errors import UserError
-from ..frames import Frame
-from ..policy.policy import Plan, Planner, Policy, Reference, initial_noise
+from ..frames import Camera, Frame
+from ..policy.policy import Plan, Planner, Policy, Reference, Request, initial_noise
 from ..runs import threads
 from ..spec import SPEC
 from .protocol import Refused
@@ -110,6 +110,8 @@ class Inference:
 
     def _run(self) -> None:
         with threads(self.thread_count):  # torch counts threads per calling thread
+            if not self.steady():
+                log.warning(f"lanes: this processor rounds the rows of a batch of {self.lanes} differently")
             while (first := self._waiting.get()) is not None:
                 batch, last = self._collected(first)
                 batch = [w for w in batch if w.answer.set_running_or_notify_cancel()]
@@ -117,6 +119,16 @@ class Inference:
                     self._settle(batch)
                 if last:
                     return
+
+    def steady(self) -> bool:
+        """Whether every row of a batch is computed alike. A batch's shape is constant, but a matrix product may still
+        round its last rows differently: two lanes do on the processor that this was written on, four and more not."""
+        size, camera = SPEC.image_size, Camera.from_fovy(45.0, SPEC.image_size, np.eye(4))
+        blank = np.zeros((size, size))
+        images = (np.zeros((size, size, 3), np.uint8), blank.astype(np.float32), blank.astype(bool))
+        nothing = Request(Frame(*images, camera, np.zeros(SPEC.state_dim), np.zeros(3)), initial_noise(0))
+        rows = [plan.actions for plan in self.planner.plan([nothing] * self.lanes)]
+        return all(np.array_equal(row, rows[0]) for row in rows)
 
     def _collected(self, first: _Waiting) -> tuple[list[_Waiting], bool]:
         """Who waits already, up to the number of lanes, and whether nobody comes after them. There is no waiting

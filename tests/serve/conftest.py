@@ -10,7 +10,7 @@ import tempfile
 import time
 import venv
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from memcorr.serve.protocol import encode
 
 ROOT = Path(__file__).parents[2]
 KEY = "a-key-that-only-the-tests-know"
-LANES = 2
+LANES = 4
 OPENPI = ("openpi-client==0.1.2", "typing_extensions")  # it imports the second without declaring it
 
 
@@ -65,16 +65,15 @@ class Client:
 
     def __init__(self, server: Server) -> None:
         headers = {"Authorization": f"Api-Key {server.key}"} if server.key else None
-        self.socket = connect(
-            f"ws://127.0.0.1:{server.port}", compression=None, max_size=None, additional_headers=headers
-        )
+        self._open, address = ExitStack(), f"ws://127.0.0.1:{server.port}"
+        self.socket = self._open.enter_context(connect(address, compression=None, additional_headers=headers))
         self.metadata = unpack(self.socket.recv(60))  # type: ignore[arg-type]
 
     def __enter__(self) -> Client:
         return self
 
     def __exit__(self, *problem: object) -> None:
-        self.socket.close()
+        self._open.close()
 
     def said(self, data: bytes | str) -> Any:
         self.socket.send(data)
@@ -111,7 +110,7 @@ def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(store: Store, key_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The shipped policy, two lanes, with a key."""
+    """The shipped policy, four lanes, with a key."""
     log = tmp_path_factory.mktemp("server") / "log"
     options = ("--references", str(store.root), "--port", "0", "--lanes", str(LANES), "--key-file", str(key_file))
     with serving(log, *options) as running:
