@@ -91,6 +91,24 @@ def serve(
 
 
 @verb(app)
+def publish(
+    policy: tyro.conf.Positional[str], repo: str | None = None, private: bool = False, dry_run: bool = False
+) -> None:
+    """Put a policy on the Hugging Face Hub: config, weights and a card; `load_policy("org/name")` reads it back.
+
+    Args:
+        policy: Folder of a run (its stage-one folder for stage one), or shipped.
+        repo: ORG/NAME on the Hub; made if it does not exist.
+        private: Make it visible to its owners alone.
+        dry_run: Print the card and what would be sent, without network.
+    """
+    from ..policy.hub import publish
+    from ..policy.policy import policy_folder
+
+    print(publish(policy_folder(policy), repo, private, dry_run))
+
+
+@verb(app)
 def doctor() -> None:
     """What this machine has and what it lacks; exit code 2 if something needed is missing."""
     from ..doctor import examine

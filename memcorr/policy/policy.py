@@ -28,6 +28,7 @@ from ..runs import choose_device, padded
 from ..spec import SPEC, Array, Lifting
 from .checkpoint import CONFIG, MODEL, Checkpoint, Design, read_checkpoint
 from .condition import Condition, Images, build_condition, shrink
+from .hub import downloaded, is_repository
 from .relations import Relations, build_relations, empty_relations
 from .sampler import make_sampler
 
@@ -210,15 +211,17 @@ class Follower:
 
 
 def policy_folder(policy: str | Path) -> Path:
-    """Where a policy lies: "shipped", or the folder of a run."""
+    """Where a policy lies: "shipped", the folder of a run, or org/name on the Hub (then it is fetched)."""
     folder = SHIPPED if str(policy) == "shipped" else Path(policy)
     if not (folder / CONFIG).exists() and not (folder / MODEL).exists():
         if folder == SHIPPED:
             raise UserError(f"this memcorr ships no policy ({folder} is missing); train one with `memcorr train`")
+        if is_repository(str(policy)):
+            return downloaded(str(policy))
         raise UserError(f"{policy} holds no policy: give the folder of a run, or shipped")
     return folder
 
 
 def load_policy(policy: str | Path = "shipped", device: str = "auto") -> Policy:
-    """The shipped one, or from a run folder, its `stage-one` folder or a folder with its two files."""
+    """The shipped one, or from a run folder, its `stage-one` folder, a folder with its two files, or the Hub."""
     return Policy(read_checkpoint(policy_folder(policy), choose_device(device)))

@@ -166,10 +166,11 @@ def attack(server: Server, seed: int, count: int, seen: Observation) -> Counter[
     rng, client, tally = random.Random(seed), Client(server), Counter[str]()
     for _ in range(count):
         fuzz = chosen(rng)
+        data = fuzz(rng, seen)
         try:
-            answer = client.said(fuzz(rng, seen))
+            answer = client.said(data)
         except ConnectionClosed as closed:
-            assert fuzz is oversized and closed.rcvd is not None and closed.rcvd.code == 1009, (fuzz, closed)
+            assert len(data) > LIMIT and closed.rcvd is not None and closed.rcvd.code == 1009, (fuzz, closed)
             tally["closed with 1009"] += 1
             client = Client(server)
             continue
