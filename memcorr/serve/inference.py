@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -28,7 +29,8 @@ from ..spec import SPEC
 from .protocol import Refused
 
 log = logging.getLogger(__name__)
-KEPT = 64  # prepared frames of a reference, 0.9 MB each with the embedded matcher
+KEPT = 32  # prepared frames of a reference, 0.9 MB each with the embedded matcher; an episode looks at 24
+PREPARED = 32  # references that have any
 
 
 class ServedReference(Reference):
@@ -52,13 +54,16 @@ class ServedReference(Reference):
             if old not in phases:
                 del self._prepared[old]
 
+    def forget(self) -> None:
+        self._prepared.clear()
+
 
 @dataclass(frozen=True)
 class Look:
     """One decision: what a client sees, and what it follows."""
 
     frame: Frame
-    reference: Reference
+    reference: ServedReference
     elapsed: int  # control steps since the reference was begun
     seed: int = 0
 
@@ -88,6 +93,7 @@ class Inference:
             raise UserError(f"{policy.design.name} follows no reference: only relation policies are served")
         self.matcher = matcher if policy.design.needs_matches else None
         self.planner, self.lanes, self.thread_count = Planner(policy, self.matcher, lanes), lanes, thread_count
+        self._recent: WeakKeyDictionary[ServedReference, None] = WeakKeyDictionary()  # the last used at the end
         self._waiting: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="inference", daemon=True)
 
@@ -96,6 +102,9 @@ class Inference:
         return self._thread.is_alive()
 
     def start(self) -> None:
+        with threads(self.thread_count):
+            if not self.steady():
+                log.warning(f"lanes: this processor rounds the rows of a batch of {self.lanes} differently")
         self._thread.start()
 
     def stop(self, timeout: float = 10.0) -> None:
@@ -110,8 +119,6 @@ class Inference:
 
     def _run(self) -> None:
         with threads(self.thread_count):  # torch counts threads per calling thread
-            if not self.steady():
-                log.warning(f"lanes: this processor rounds the rows of a batch of {self.lanes} differently")
             while (first := self._waiting.get()) is not None:
                 batch, last = self._collected(first)
                 batch = [w for w in batch if w.answer.set_running_or_notify_cancel()]
@@ -165,6 +172,12 @@ class Inference:
 
     def plan(self, looks: Sequence[Look]) -> list[Plan]:
         """What `Follower.plan` gives with as many lanes, for each look, bit for bit."""
+        for look in looks:
+            self._recent.pop(look.reference, None)
+            self._recent[look.reference] = None
+        for old in list(self._recent)[:-PREPARED]:
+            del self._recent[old]
+            old.forget()
         shown = [(look.reference, reference_phase(look.elapsed, len(look.reference))) for look in looks]
         noises = [initial_noise(look.seed, look.elapsed) for look in looks]
         return self.planner.follow(shown, [look.frame for look in looks], noises)

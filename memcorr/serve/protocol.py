@@ -23,6 +23,7 @@ from ..frames import Camera, Frame, check_frame
 
 DTYPES = ("|b1", "|u1", "<i4", "<i8", "<f4", "<f8")
 MOST_AXES = 4  # a recording of colour images
+MOST_PARTS = 100  # lists, and maps: an upload has 15 and 16
 MOST_FRAMES = 2000  # of an uploaded reference
 LONGEST_NAME = 80
 IMAGES = {"rgb": None, "depth": np.float32, "mask": None}  # and what they are computed with, if not as they come
@@ -56,9 +57,19 @@ def _packed(value: Any) -> Any:
 
 
 def decode(data: bytes) -> dict[str, Any]:
-    """A message's map, its arrays read-only views of `data`'s content."""
+    """A message's map, its arrays views of what was received."""
+    parts = 0
+
+    def counted(part: Any) -> Any:
+        """A list of one byte becomes an object of many: their number is limited, not only the message's length."""
+        nonlocal parts
+        if (parts := parts + 1) > MOST_PARTS:
+            raise Refused("a message of too many lists and maps")
+        return _unpacked(part) if isinstance(part, dict) else part
+
+    limits = {"max_array_len": 16, "max_map_len": 32, "max_ext_len": 0}
     try:
-        content = msgpack.unpackb(data, object_hook=_unpacked, max_array_len=16, max_map_len=32, max_ext_len=0)
+        content = msgpack.unpackb(data, object_hook=counted, list_hook=counted, **limits)
     except Refused:
         raise
     except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException):

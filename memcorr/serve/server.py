@@ -98,7 +98,9 @@ class PolicyServer:
             return connection.respond(*((200, "OK\n") if self.inference.alive else (503, "inference has ended\n")))
         if (key := self.settings.key) is not None:
             given = request.headers.get_all("Authorization")
-            if len(given) != 1 or not hmac.compare_digest(given[0].encode(), f"Api-Key {key}".encode()):
+            if len(given) != 1 or not hmac.compare_digest(
+                given[0].encode(errors="surrogateescape"), f"Api-Key {key}".encode()
+            ):
                 refusal = connection.respond(401, "a key is needed, and this is not it\n")
                 refusal.headers["WWW-Authenticate"] = "Api-Key"
                 return refusal
@@ -186,7 +188,8 @@ class PolicyServer:
                 except OSError as problem:
                     raise UserError(f"cannot listen on {s.host}, port {s.port} ({problem.strerror})") from None
                 port = server.sockets[0].getsockname()[1]
-                log.info(f"serving at ws://{s.host}:{port}, {len(self.library.names)} references; Ctrl-C stops")
+                host = f"[{s.host}]" if ":" in s.host else s.host
+                log.info(f"serving at ws://{host}:{port}, {len(self.library.names)} references; Ctrl-C stops")
                 await stop.wait()
         finally:
             self.inference.stop()

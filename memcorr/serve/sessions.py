@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from ..correspondence.matcher import Matcher
 from ..demos.store import Store, demonstration_path, read_demonstration
 from ..errors import UserError
-from ..policy.policy import Reference
 from ..spec import SPEC
 from .inference import Look, ServedReference
 from .protocol import Message, Refused, Upload
@@ -28,13 +27,13 @@ class Library:
         found = [] if store is None else [(store, pair, task) for pair in range(len(store)) for task in store.tasks]
         paths = [demonstration_path(store.root, pair, task) for store, pair, task in found]
         self.paths = {path.stem: path for path in paths}
-        self._loaded: OrderedDict[str, Reference] = OrderedDict()
+        self._loaded: OrderedDict[str, ServedReference] = OrderedDict()
 
     @property
     def names(self) -> list[str]:
         return list(self.paths)
 
-    def find(self, name: str) -> Reference:
+    def find(self, name: str) -> ServedReference:
         """Shared by all who follow it: its frames are prepared once."""
         if name not in self.paths:
             known = f"{self.names[0]} ... {self.names[-1]}" if self.paths else "none, upload one"
@@ -47,7 +46,7 @@ class Library:
                 self._loaded.popitem(last=False)
             return self._loaded[name]
 
-    def _read(self, name: str) -> Reference:
+    def _read(self, name: str) -> ServedReference:
         try:
             return ServedReference(read_demonstration(self.paths[name]), self.matcher)
         except UserError as problem:  # names files of this machine
@@ -60,9 +59,9 @@ class Session:
     """One client, between two messages. A message that is refused changes nothing."""
 
     name: str | None = None
-    reference: Reference | None = None
+    reference: ServedReference | None = None
     elapsed: int = 0  # control steps since the reference was begun
-    uploads: tuple[tuple[str, Reference, int], ...] = ()  # name, reference, bytes
+    uploads: tuple[tuple[str, ServedReference, int], ...] = ()  # name, reference, bytes
 
     @property
     def held(self) -> int:

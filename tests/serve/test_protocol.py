@@ -67,9 +67,22 @@ def test_anything_else_is_refused(name: str) -> None:
     assert len(str(refusal.value)) < 250 and "\n" not in str(refusal.value)
 
 
+MANY = b"\x9f" + 15 * (b"\x9f" + 15 * (b"\x9f" + 15 * b"\x90"))  # small, and thousands of objects
+
+
 @pytest.mark.parametrize(
     "data",
-    [b"", b"\xc1", b"\x80", b"\x93\x01\x02\x03", b"\x91" * 5000, b"\x81\x01\x02", b"\xdf\xff\xff\xff\xff", "hello"],
+    [
+        b"",
+        b"\xc1",
+        b"\x80",
+        b"\x93\x01\x02\x03",
+        b"\x91" * 5000,
+        MANY,
+        b"\x81\x01\x02",
+        b"\xdf\xff\xff\xff\xff",
+        "hello",
+    ],
 )
 def test_what_is_no_message_is_refused(data: bytes | str) -> None:
     with pytest.raises(Refused):

@@ -24,7 +24,7 @@ from memcorr.demos.store import Store
 from memcorr.errors import UserError
 from memcorr.frames import Frame
 from memcorr.policy.policy import load_policy
-from memcorr.serve.inference import KEPT, Inference, Look, ServedReference
+from memcorr.serve.inference import KEPT, PREPARED, Inference, Look, ServedReference
 from memcorr.serve.protocol import FRAME, encode
 from memcorr.serve.server import Settings
 from memcorr.spec import SPEC
@@ -233,6 +233,15 @@ def test_a_served_reference_stays_small_and_looks_ahead(store: Store) -> None:
     for j in range(SPEC.last_anchor + 1):
         reference.at(j)
         assert len(reference._prepared) <= KEPT + 8
+
+
+def test_few_references_stay_prepared(checkpoints: dict[str, str], store: Store) -> None:
+    demonstration = store.demonstration(0, "open")
+    inference = Inference(load_policy(checkpoints["memcorr"]), load_matcher("flow"))
+    references = [ServedReference(demonstration, inference.matcher) for _ in range(PREPARED + 2)]
+    for reference in references:
+        inference.plan([Look(demonstration.frame(0), reference, 0)])
+    assert [bool(r._prepared) for r in references] == [False] * 2 + [True] * PREPARED
 
 
 def test_only_policies_that_follow_a_reference_are_served(checkpoints: dict[str, str]) -> None:
