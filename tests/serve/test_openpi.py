@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,17 @@ from memcorr.worlds.gym_env import observation_of
 from memcorr.worlds.scenes import evaluation_scenes
 from memcorr.worlds.world import World
 
-from .conftest import KEY, ROOT, Server
+from .conftest import KEY, ROOT, Server, serving
 
 HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def server(store: Store, key_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """As for one robot: every option but the key at its default."""
+    options = ("--references", str(store.root), "--port", "0", "--key-file", str(key_file))
+    with serving(tmp_path_factory.mktemp("server") / "log", *options) as running:
+        yield running
 
 
 def run(python: Path, program: str, world: World | None = None) -> tuple[int, str, str]:
