@@ -140,12 +140,15 @@ def openpi() -> Path:
     """Python with openpi's client, which needs another numpy than ours; made once, kept in the temporary folder."""
     folder = Path(tempfile.gettempdir()) / f"memcorr-openpi-{os.getuid()}"
     python = folder / "bin" / "python"
-    with claimed(folder):
-        if not (folder / "ready").exists():
-            venv.create(folder, with_pip=True)
-            install = [str(python), "-m", "pip", "install", "--quiet", *OPENPI]
-            result = subprocess.run(install, capture_output=True, text=True)
-            if result.returncode:
-                pytest.skip(f"openpi's client cannot be installed from PyPI: {result.stderr.strip()[-300:]}")
-            (folder / "ready").touch()
+    while not (folder / "ready").exists():
+        try:
+            with claimed(folder):
+                venv.create(folder, with_pip=True)
+                install = [str(python), "-m", "pip", "install", "--quiet", *OPENPI]
+                result = subprocess.run(install, capture_output=True, text=True)
+                if result.returncode:
+                    pytest.skip(f"openpi's client cannot be installed from PyPI: {result.stderr.strip()[-300:]}")
+                (folder / "ready").touch()
+        except memcorr.UserError:  # another run is at it
+            time.sleep(1)
     return python
