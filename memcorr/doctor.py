@@ -65,6 +65,8 @@ CHECKS: dict[str, tuple[bool, Callable[[], str]]] = {  # needed, finding
     "embedded": (True, _embedded),
     "policy": (False, _policy),
     "romav2": (False, _romav2),
+    "serve": (False, lambda: _versions("websockets", "msgpack")),
+    "hub": (False, lambda: _versions("huggingface_hub")),
 }
 
 

@@ -74,8 +74,8 @@ class Frame:
     gripper: Array  # g (3): midpoint of the fingertips; metres, world frame
 
 
-FARTHEST = 100.0  # metres; depth beyond this is a wrong unit or a code for "no return"
-FAR = 1000.0  # metres from the origin; no robot and no camera is there
+FARTHEST = 100.0  # metres; depth beyond this is a wrong unit or a code for "no return", a position a wrong unit
+FOCAL = (0.01, 1000.0)  # lengths in image sizes, from the widest lens to the longest; outside of it: no pixels
 
 
 def check_frame(frame: Frame, whose: str = "frame") -> None:
@@ -101,22 +101,19 @@ def check_frame(frame: Frame, whose: str = "frame") -> None:
             raise ValueError(f"{whose}.{name} must have shape {shape}, not {array.shape}")
         if name not in ("rgb", "depth", "mask") and not np.isfinite(array).all():
             raise ValueError(f"{whose}.{name} holds NaN or infinity")
-    for name, place in (
-        ("robot_state", f.robot_state),
-        ("gripper", f.gripper),
-        ("camera.T_world_cam", f.camera.T_world_cam[:3, 3]),
-    ):
-        if (distance := np.abs(place).max()) > FAR:
-            raise ValueError(f"{whose}.{name} is {distance:g} m away: metres are expected (millimetres?)")
     seen = f.depth[np.isfinite(f.depth)]
     if (farthest := seen.max(initial=0.0)) > FARTHEST:
         raise ValueError(f"{whose}.depth reaches {farthest:g}: metres are expected, 0 for no return (millimetres?)")
     if (nearest := seen.min(initial=0.0)) < 0:
         raise ValueError(f"{whose}.depth holds {nearest:g}: metres along the optical axis are never negative")
+    positions = (("camera.T_world_cam", f.camera.T_world_cam[:3, 3]), ("robot_state", f.robot_state))
+    for name, position in (*positions, ("gripper", f.gripper)):
+        if (reach := np.abs(position).max()) > FARTHEST:
+            raise ValueError(f"{whose}.{name} reaches {reach:g}: metres are expected (millimetres?)")
     K, R = f.camera.K, f.camera.T_world_cam[:3, :3]
-    if np.abs(K).max() > 1e6:
-        raise ValueError(f"{whose}.camera.K reaches {np.abs(K).max():g}; pixels are expected")
     if not (K[0, 0] > 0 and K[1, 1] > 0):
         raise ValueError(f"{whose}.camera.K has focal lengths {K[0, 0]:g} and {K[1, 1]:g}; they must be positive")
+    if min(K[0, 0], K[1, 1]) < FOCAL[0] * max(size) or np.abs(K).max() > FOCAL[1] * max(size):
+        raise ValueError(f"{whose}.camera.K has focal lengths {K[0, 0]:g} and {K[1, 1]:g}: pixels are expected")
     if np.abs(R @ R.T - np.eye(3)).max() > 1e-3 or np.linalg.det(R) < 0:
         raise ValueError(f"{whose}.camera.T_world_cam is no rigid transform: its rotation is not orthonormal")

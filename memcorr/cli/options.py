@@ -46,6 +46,7 @@ def number(kind: type, lowest: float, highest: float, words: str) -> PrimitiveCo
 Seed = Annotated[int, number(int, 0, 2**63 - 1, "a whole number from 0 up, such as 42")]
 Count = Annotated[int, number(int, 1, 10**9, "a whole number from 1 up")]
 Processes = Annotated[int, number(int, 1, 4096, "a whole number from 1 up")]
+Port = Annotated[int, number(int, 0, 65535, "a port from 0 to 65535")]
 Whole = Annotated[int, number(int, -(10**9), 10**9, "a whole number")]
 Speed = Annotated[float, number(float, 0, 1e9, "a number from 0 up")]
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import tyro
 
 from ..errors import UserError
 from ..runs import CORES
 from ..spec import DOOR, PUBLISHED_ONLINE_MM, SPEC, Lifting
-from .options import Count, Processes, Seed, app, matcher_app, verb
+from .options import Count, Port, Processes, Seed, app, matcher_app, verb
 
 
 @verb(app)
@@ -47,6 +48,64 @@ def bench(names: tyro.conf.Positional[tuple[str, ...]] = (), json: bool = False)
     results = run(names, None if json else print)
     if json:
         print(told(results))
+
+
+@verb(app)
+def serve(
+    policy: tyro.conf.Positional[str] = "shipped",
+    references: Path | None = None,
+    matcher: str = "embedded",
+    host: str = "127.0.0.1",
+    port: Port = 8000,
+    key_file: Path | None = None,
+    lanes: Literal[1, 4, 8, 16] | None = None,
+    threads: Processes = 1,
+    clients: Count = 32,
+    megabytes: Count = 32,
+    device: str = "auto",
+) -> None:
+    """Serve a policy to robots over websockets, in openpi's protocol, until Ctrl-C or SIGTERM.
+
+    Args:
+        policy: shipped, or the folder of a run.
+        references: Store whose demonstrations clients may choose by name; without one they upload theirs.
+        matcher: embedded, romav2, flow, or a file of weights for the embedded one.
+        host: Address to listen on. Any but this machine's own needs a key.
+        port: 0 takes any that is free; the first line printed says which.
+        key_file: File with the key that clients must send (openpi's api_key).
+        lanes: Clients planned for together; less is padded, so that nobody's bits depend on company. 1 on a CPU,
+            where company costs nearly as much as it saves; 8 on CUDA.
+        threads: Torch's.
+        clients: Connections at a time.
+        megabytes: Longest message. A reference of 200 frames of 128 x 128 pixels has 26.
+        device: auto, cpu or cuda.
+    """
+    try:
+        from ..serve.server import Settings, read_key, serve_policy
+    except ModuleNotFoundError as missing:
+        raise UserError(f"{missing.name} is missing: pip install 'memcorr[serve]'") from None
+
+    key = None if key_file is None else read_key(key_file)
+    settings = Settings(host, port, key, megabytes * 2**20, clients=clients)
+    serve_policy(policy, references, matcher, settings, lanes, threads, device)
+
+
+@verb(app)
+def publish(
+    policy: tyro.conf.Positional[str], repo: str | None = None, private: bool = False, dry_run: bool = False
+) -> None:
+    """Put a policy on the Hugging Face Hub: config, weights and a card; `load_policy("org/name")` reads it back.
+
+    Args:
+        policy: Folder of a run (its stage-one folder for stage one), or shipped.
+        repo: ORG/NAME on the Hub; made if it does not exist.
+        private: Make it visible to its owners alone.
+        dry_run: Print the card and what would be sent, without network.
+    """
+    from ..policy.hub import publish
+    from ..policy.policy import policy_folder
+
+    print(publish(policy_folder(policy), repo, private, dry_run))
 
 
 @verb(app)

@@ -29,6 +29,7 @@ from ..runs import choose_device, padded
 from ..spec import SPEC, Array, Lifting
 from .checkpoint import CONFIG, MODEL, Checkpoint, Design, read_checkpoint
 from .condition import Condition, Images, build_condition, shrink
+from .hub import downloaded, is_repository
 from .phase import Course, interpolated, motion_of
 from .relations import Relations, build_relations, empty_relations
 from .sampler import make_sampler
@@ -191,6 +192,17 @@ class Planner:
     def plan(self, requests: Sequence[Request]) -> list[Plan]:
         return self.policy.plan(requests, self.lanes)
 
+    def follow(
+        self, shown: Sequence[tuple[Reference, int]], frames: Sequence[Frame], noises: Sequence[NDArray[np.float32]]
+    ) -> list[Plan]:
+        """What continues frame j of each reference from the live frames, one to one."""
+        matches = self.match(shown, frames)
+        requests = [
+            Request(frame, noise, reference.demonstration.gripper, j, None if matches is None else matches[i])
+            for i, ((reference, j), frame, noise) in enumerate(zip(shown, frames, noises, strict=True))
+        ]
+        return self.plan(requests)
+
 
 class Follower:
     """A relation policy that follows one reference; images are matched at every plan."""
@@ -214,26 +226,25 @@ class Follower:
         """
         check_frame(frame)
         j = reference_phase(elapsed, len(self.reference))
-        matches = self.planner.match([(self.reference, j)], [frame])
         drawn = initial_noise(seed, elapsed) if noise is None else noise
-        gripper = self.reference.demonstration.gripper
-        request = Request(frame, drawn, gripper, j, None if matches is None else matches[0])
-        plan = self.planner.plan([request])[0]
+        plan = self.planner.follow([(self.reference, j)], [frame], [drawn])[0]
         if not np.isfinite(plan.actions).all():  # the last gate before a robot
             raise ValueError("the plan holds NaN or infinity: the frame, robot_state or gripper cannot be right")
         return plan
 
 
 def policy_folder(policy: str | Path) -> Path:
-    """Where a policy lies: "shipped", or the folder of a run."""
+    """Where a policy lies: "shipped", the folder of a run, or org/name on the Hub (then it is fetched)."""
     folder = SHIPPED if str(policy) == "shipped" else Path(policy)
     if not (folder / CONFIG).exists() and not (folder / MODEL).exists():
         if folder == SHIPPED:
             raise UserError(f"this memcorr ships no policy ({folder} is missing); train one with `memcorr train`")
+        if is_repository(str(policy)):
+            return downloaded(str(policy))
         raise UserError(f"{policy} holds no policy: give the folder of a run, or shipped")
     return folder
 
 
 def load_policy(policy: str | Path = "shipped", device: str = "auto") -> Policy:
-    """The shipped one, or from a run folder, its `stage-one` folder or a folder with its two files."""
+    """The shipped one, or from a run folder, its `stage-one` folder, a folder with its two files, or the Hub."""
     return Policy(read_checkpoint(policy_folder(policy), choose_device(device)))

@@ -161,6 +161,11 @@ WRONG: dict[str, tuple[Callable[[Frame], Frame], str]] = {
     "mask of bytes": (lambda f: changed(f, mask=f.mask.astype(np.uint8)), "mask must be an array of bool"),
     "NaN camera": (lambda f: changed(f, camera=Camera(f.camera.K, np.full((4, 4), NAN))), "T_world_cam holds NaN"),
     "camera of zeros": (lambda f: changed(f, camera=Camera(np.zeros((3, 3)), f.camera.T_world_cam)), "focal lengths"),
+    "camera of image sizes": (
+        lambda f: changed(f, camera=Camera(np.diag([1.2, 1.2, 1.0]), f.camera.T_world_cam)),
+        "pixels are expected",
+    ),
+    "state in millimetres": (lambda f: changed(f, robot_state=1000 * f.robot_state), "robot_state reaches .*metres"),
     "sheared camera": (lambda f: changed(f, camera=Camera(f.camera.K, 2 * f.camera.T_world_cam)), "no rigid"),
 }
 

@@ -1,0 +1,183 @@
+"""Plans for whoever waits: one thread, one batch at a time, always of the same number of lanes.
+
+Torch computes here and nowhere else, so the event loop goes on answering, and the bits of a plan depend
+neither on who else is served nor on when. What fails, fails alone: a batch that raises is computed again one
+request at a time, and only the request that raises then is told so.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from ..correspondence.lift import BATCH
+from ..correspondence.matcher import Matcher
+from ..demos.phase import last_phase, reference_phase
+from ..errors import UserError
+from ..frames import Camera, Frame
+from ..policy.policy import Plan, Planner, Policy, Reference, Request, initial_noise
+from ..runs import threads
+from ..spec import SPEC
+from .protocol import Refused
+
+log = logging.getLogger(__name__)
+KEPT = 32  # prepared frames of a reference, 0.9 MB each with the embedded matcher; an episode looks at 24
+PREPARED = 32  # references that have any
+
+
+class ServedReference(Reference):
+    """A reference whose prepared frames stay few, however long it is followed.
+
+    A matcher encodes eight frames at the price of one (batches are padded), so the looks that will follow are
+    prepared along with the one that is asked for.
+    """
+
+    def prepare(self, phases: Sequence[int]) -> None:
+        for j in phases:
+            if j not in self._prepared:
+                looks = list(range(j % SPEC.executed, last_phase(len(self)) + 1, SPEC.executed))
+                first = max(min(looks.index(j), len(looks) - BATCH), 0)
+                try:
+                    super().prepare(looks[first : first + BATCH])
+                except (UserError, ValueError) as problem:  # names files of this machine
+                    log.warning(f"{problem}")
+                    raise Refused("the reference cannot be used; the server's log says why") from None
+        for old in list(self._prepared)[:-KEPT]:  # the order of a dictionary: oldest first
+            if old not in phases:
+                del self._prepared[old]
+
+    def forget(self) -> None:
+        self._prepared.clear()
+
+
+@dataclass(frozen=True)
+class Look:
+    """One decision: what a client sees, and what it follows."""
+
+    frame: Frame
+    reference: ServedReference
+    elapsed: int  # control steps since the reference was begun
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A plan and what it took."""
+
+    plan: Plan
+    wait_ms: float  # before it was begun
+    infer_ms: float
+    company: int  # clients planned for in the same batch
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    look: Look
+    since: float
+    answer: Future[Answer]
+
+
+class Inference:
+    """The thread, and the queue in front of it."""
+
+    def __init__(self, policy: Policy, matcher: Matcher | None, lanes: int = 1, thread_count: int = 1) -> None:
+        if policy.design.visual:
+            raise UserError(f"{policy.design.name} follows no reference: only relation policies are served")
+        self.matcher = matcher if policy.design.needs_matches else None
+        self.planner, self.lanes, self.thread_count = Planner(policy, self.matcher, lanes), lanes, thread_count
+        self._recent: WeakKeyDictionary[ServedReference, None] = WeakKeyDictionary()  # the last used at the end
+        self._waiting: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="inference", daemon=True)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        with threads(self.thread_count):
+            if not self.steady():
+                log.warning(f"lanes: this processor rounds the rows of a batch of {self.lanes} differently")
+        self._thread.start()
+
+    def stop(self, timeout: float = 10.0) -> None:
+        """After the batch under way; who still waits is never answered."""
+        self._waiting.put(None)
+        self._thread.join(timeout)
+
+    def submit(self, look: Look) -> Future[Answer]:
+        waiting = _Waiting(look, time.perf_counter(), Future())
+        self._waiting.put(waiting)
+        return waiting.answer
+
+    def _run(self) -> None:
+        with threads(self.thread_count):  # torch counts threads per calling thread
+            while (first := self._waiting.get()) is not None:
+                batch, last = self._collected(first)
+                batch = [w for w in batch if w.answer.set_running_or_notify_cancel()]
+                if batch:
+                    self._settle(batch)
+                if last:
+                    return
+
+    def steady(self) -> bool:
+        """Whether every row of a batch is computed alike. A batch's shape is constant, but a matrix product may still
+        round its last rows differently: two lanes do on the processor that this was written on, four and more not."""
+        size, camera = SPEC.image_size, Camera.from_fovy(45.0, SPEC.image_size, np.eye(4))
+        blank = np.zeros((size, size))
+        images = (np.zeros((size, size, 3), np.uint8), blank.astype(np.float32), blank.astype(bool))
+        nothing = Request(Frame(*images, camera, np.zeros(SPEC.state_dim), np.zeros(3)), initial_noise(0))
+        rows = [plan.actions for plan in self.planner.plan([nothing] * self.lanes)]
+        return all(np.array_equal(row, rows[0]) for row in rows)
+
+    def _collected(self, first: _Waiting) -> tuple[list[_Waiting], bool]:
+        """Who waits already, up to the number of lanes, and whether nobody comes after them. There is no waiting
+        for company: it forms by itself while a batch is computed."""
+        batch = [first]
+        while len(batch) < self.lanes:
+            try:
+                waiting = self._waiting.get_nowait()
+            except queue.Empty:
+                break
+            if waiting is None:
+                return batch, True
+            batch.append(waiting)
+        return batch, False
+
+    def _settle(self, batch: Sequence[_Waiting]) -> None:
+        """Answers everybody in the batch, whatever happens."""
+        began = time.perf_counter()
+        try:
+            plans = self.plan([w.look for w in batch])
+        except Exception as problem:
+            if len(batch) > 1:
+                for waiting in batch:
+                    self._settle([waiting])
+                return
+            batch[0].answer.set_exception(problem)
+            return
+        took = 1e3 * (time.perf_counter() - began)
+        for waiting, plan in zip(batch, plans, strict=True):
+            if np.isfinite(plan.actions).all():
+                waiting.answer.set_result(Answer(plan, 1e3 * (began - waiting.since), took, len(batch)))
+            else:
+                waiting.answer.set_exception(Refused("no finite plan: are robot_state and T_world_cam in metres?"))
+
+    def plan(self, looks: Sequence[Look]) -> list[Plan]:
+        """What `Follower.plan` gives with as many lanes, for each look, bit for bit."""
+        for look in looks:
+            self._recent.pop(look.reference, None)
+            self._recent[look.reference] = None
+        for old in list(self._recent)[:-PREPARED]:
+            del self._recent[old]
+            old.forget()
+        shown = [(look.reference, reference_phase(look.elapsed, len(look.reference))) for look in looks]
+        noises = [initial_noise(look.seed, look.elapsed) for look in looks]
+        return self.planner.follow(shown, [look.frame for look in looks], noises)

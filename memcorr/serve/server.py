@@ -1,0 +1,214 @@
+"""`memcorr serve`: the socket. One websocket is one client; openpi's client connects to it unchanged.
+
+On connect the server sends its metadata, then answers every message: a plan as a binary frame, or one line as
+a text frame, which openpi's client raises as an error; the connection stays open either way. A browser's page
+cannot connect (it sends an Origin), nor can anybody without the key where there is one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import ipaddress
+import logging
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request, Response
+
+from ..correspondence.matcher import load_matcher
+from ..demos.store import Store
+from ..errors import UserError
+from ..policy.policy import load_policy
+from ..runs import provenance
+from ..spec import SPEC
+from .inference import Inference
+from .protocol import FRAME, OPTIONS, Refused, encode, read_message
+from .sessions import Library, Session
+
+log = logging.getLogger(__name__)
+SHORTEST_KEY = 16
+FAILED = "the server failed on this message; its log says why"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where the server listens, to whom, and how much of anything it takes."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000  # 0: any that is free
+    key: str | None = None  # sent by clients as "Authorization: Api-Key KEY"
+    message_bytes: int = 32 * 2**20  # a reference of 200 frames of 128 x 128 has 26 MB
+    uploaded_bytes: int = 2**30  # of all clients together
+    clients: int = 32
+    patience: float = 20.0  # seconds: for an answer to a ping, which also ends a message that never ends
+
+    def __post_init__(self) -> None:
+        if self.key is None and not is_local(self.host):
+            raise UserError(f"--host {self.host} is open to others: give --key-file, or listen on 127.0.0.1")
+        if self.key is not None and not (len(self.key) >= SHORTEST_KEY and self.key.isascii()):
+            raise UserError(f"a key has at least {SHORTEST_KEY} letters or digits; `openssl rand -hex 16` makes one")
+
+
+def is_local(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def read_key(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as problem:
+        raise UserError(f"--key-file {path} cannot be read ({problem})") from None
+
+
+class PolicyServer:
+    """Sessions of the clients that are connected, in front of one `Inference`."""
+
+    def __init__(self, settings: Settings, inference: Inference, library: Library) -> None:
+        self.settings, self.inference, self.library = settings, inference, library
+        self.sessions: dict[ServerConnection, Session] = {}
+        policy = inference.planner.policy
+        self.metadata = encode(
+            {
+                "server": f"memcorr {provenance().get('memcorr', '')}".strip(),
+                "policy": {"name": policy.design.name, "seed": policy.seed, "digest": policy.digest},
+                "matcher": None if inference.matcher is None else inference.matcher.name,
+                "references": library.names,
+                "observation": list(FRAME),
+                "options": list(OPTIONS),
+                "action_horizon": SPEC.chunk,
+                "executed": SPEC.executed,
+                "lanes": inference.lanes,
+                "message_bytes": settings.message_bytes,
+            }
+        )
+
+    def admit(self, connection: ServerConnection, request: Request) -> Response | None:
+        """Before anything else is read: the health check, the key, and room for one more."""
+        if request.path == "/healthz":
+            return connection.respond(*((200, "OK\n") if self.inference.alive else (503, "inference has ended\n")))
+        if (key := self.settings.key) is not None:
+            given = request.headers.get_all("Authorization")
+            if len(given) != 1 or not hmac.compare_digest(
+                given[0].encode(errors="surrogateescape"), f"Api-Key {key}".encode()
+            ):
+                refusal = connection.respond(401, "a key is needed, and this is not it\n")
+                refusal.headers["WWW-Authenticate"] = "Api-Key"
+                return refusal
+        if len(self.sessions) >= self.settings.clients:
+            return connection.respond(503, f"{self.settings.clients} clients are connected already\n")
+        return None
+
+    async def converse(self, connection: ServerConnection) -> None:
+        """One client, from metadata to good-bye."""
+        self.sessions[connection] = Session()
+        answered, refused, total_ms = 0, 0, None
+        try:
+            await connection.send(self.metadata)
+            while True:
+                data = await connection.recv()
+                began = time.perf_counter()
+                try:
+                    answer: bytes | str = await self.answer(connection, data, total_ms)
+                    answered += 1
+                except Refused as problem:
+                    answer, refused = str(problem), refused + 1
+                except Exception:
+                    log.exception("a message could not be answered")
+                    answer, refused = FAILED, refused + 1
+                del data  # an upload need not live until the next message
+                await connection.send(answer)
+                total_ms = 1e3 * (time.perf_counter() - began)
+        except ConnectionClosed:
+            pass
+        finally:
+            del self.sessions[connection]
+            log.info(f"a client left: {answered} answers, {refused} refusals")
+
+    async def answer(self, connection: ServerConnection, data: bytes | str, total_ms: float | None) -> bytes:
+        """The session moves on only if everything about the message was right."""
+        message = await asyncio.to_thread(read_message, data)
+        before = self.sessions[connection]
+        session = await asyncio.to_thread(before.heard, message, self.library)
+        others = sum(s.held for c, s in self.sessions.items() if c is not connection)
+        if session.held > before.held and others + session.held > self.settings.uploaded_bytes:
+            raise Refused("the server holds as many uploaded references as it may; try again later")
+        content: dict[str, Any] = {"reference": session.name, "elapsed": session.elapsed}
+        if (look := session.look(message)) is not None:
+            planned = await asyncio.wrap_future(self.inference.submit(look))
+            plan, session = planned.plan, session.executed()
+            timing = {"infer_ms": planned.infer_ms, "wait_ms": planned.wait_ms, "company": planned.company}
+            content |= {
+                "actions": plan.actions,
+                "phase": plan.phase,
+                "confidence": plan.confidence,
+                "valid_points": plan.valid_points,
+                "fallback": plan.fallback,
+                "server_timing": timing | ({} if total_ms is None else {"prev_total_ms": total_ms}),
+            }
+        self.sessions[connection] = session
+        return encode(content)
+
+    async def run(self) -> None:
+        """Until SIGINT or SIGTERM: whoever is connected is told good-bye (1001), the batch under way is finished."""
+        s, stop, loop = self.settings, asyncio.Event(), asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        listening = serve(
+            self.converse,
+            s.host,
+            s.port,
+            origins=[None],
+            compression=None,
+            process_request=self.admit,
+            server_header=None,
+            open_timeout=s.patience / 2,
+            ping_interval=s.patience,
+            ping_timeout=s.patience,
+            close_timeout=2,
+            max_size=s.message_bytes,
+            max_queue=2,
+            logger=logging.getLogger("memcorr.websockets"),
+        )
+        logging.getLogger("memcorr.websockets").setLevel(logging.WARNING)
+        self.inference.start()
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                try:
+                    server = await stack.enter_async_context(listening)
+                except OSError as problem:
+                    raise UserError(f"cannot listen on {s.host}, port {s.port} ({problem.strerror})") from None
+                port = server.sockets[0].getsockname()[1]
+                host = f"[{s.host}]" if ":" in s.host else s.host
+                log.info(f"serving at ws://{host}:{port}, {len(self.library.names)} references; Ctrl-C stops")
+                await stop.wait()
+        finally:
+            self.inference.stop()
+        log.info("stopped")
+
+
+def serve_policy(
+    policy: str,
+    references: Path | None,
+    matcher: str,
+    settings: Settings,
+    lanes: int | None = None,
+    thread_count: int = 1,
+    device: str = "auto",
+) -> None:
+    """What the command line runs; returns when the server was told to stop."""
+    store = None if references is None else Store.open(references)
+    loaded = load_policy(policy, device)
+    if lanes is None:
+        lanes = 1 if loaded.device.type == "cpu" else 8
+    inference = Inference(loaded, load_matcher(matcher), lanes, thread_count)
+    asyncio.run(PolicyServer(settings, inference, Library(store, inference.matcher)).run())
