@@ -1,21 +1,24 @@
 """Demonstrations: a lossless store that reads without the simulator.
 
 A store is a folder: `collection.json` says how it was made, `pair-017-open.h5` is one
-demonstration of T steps (200 in the paper's; at least 2). Row t of every dataset is what was seen *before* action t:
+demonstration of T steps (200 in the paper's; at least 2, and 17 to learn from). Row t of every dataset is what was
+seen *before* action t; images are of any size, S and A of any width:
 
     rgb          (T, H, W, 3) uint8
     depth        (T, H, W)    float32  metres along the optical axis; 0 = no return
     mask         (T, H, W)    bool     visible pixels of the object
     K            (T, 3, 3)    float64  intrinsics, continuous image plane
     T_world_cam  (T, 4, 4)    float64  OpenCV camera axes -> world
-    robot_state  (T, 9)       float64  end effector, right, left fingertip; metres, world
+    robot_state  (T, S)       float64  S = 9: end effector, right, left fingertip; metres, world
     gripper      (T, 3)       float64  midpoint of the fingertips; metres, world
-    action       (T, 4)       float64  displacement / 1 cm, gripper command; in [-1, 1]
+    action       (T, A)       float64  A = 4: displacement / 1 cm, gripper command; in [-1, 1]
     door_joint   (T,)         float64  the object's joint, in its unit; for choosing reference frames, never seen
     object_pose  (T, 4, 4)    float64  frame of the moving body -> world; for ground truth, never a policy input
 
-Recorded robot data fits the same layout; `door_joint` is then any scalar progress of the
-object and `object_pose` may be left out.
+    time         (T,)         float64  seconds, of recorded data; simulated data has none
+
+Recorded robot data fits the same layout; `door_joint` is then any scalar progress of the object. It, `object_pose`
+and `time` may be left out.
 """
 
 from __future__ import annotations
@@ -54,12 +57,24 @@ class Demonstration:
     robot_state: Array
     gripper: Array
     action: Array
-    joint: Array  # (T,) of the object, in its unit
+    recorded_joint: Array | None  # (T,) of the object, in its unit
     object_pose: Array | None
     world: str = DOOR
+    time: Array | None = None  # (T,) seconds
 
     def __len__(self) -> int:
         return len(self.action)
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+    @property
+    def joint(self) -> Array:
+        """For who cannot do without."""
+        if self.recorded_joint is None:
+            raise UserError(f"{self.path} has no {JOINT}, which is needed to choose reference frames by it")
+        return self.recorded_joint
 
     def camera(self, t: int) -> Camera:
         return Camera(self.K[t], self.T_world_cam[t])
@@ -91,15 +106,16 @@ def read_demonstration(path: str | Path) -> Demonstration:
             raise UserError(f"{path} has store layout {layout}, this memcorr reads layout {LAYOUT}; collect it anew")
         try:
             numbers = {name: f[name][:] for name in NUMBERS}
-            pose = f["object_pose"][:] if "object_pose" in f else None
+            joint, pose, time = (f[name][:] if name in f else None for name in (JOINT, "object_pose", "time"))
             return Demonstration(
                 path,
                 int(f.attrs["pair"]),
                 f.attrs["task"],
                 (float(f.attrs["u"][0]), float(f.attrs["u"][1])),
-                joint=f[JOINT][:],
+                recorded_joint=joint,
                 object_pose=pose,
                 world=f.attrs.get("world", DOOR),
+                time=time,
                 **numbers,
             )
         except (KeyError, OSError) as problem:
@@ -110,13 +126,14 @@ def write_demonstration(
     path: Path,
     frames: Sequence[Frame],
     action: Array,
-    joint: Array,
+    joint: Array | None,
     object_pose: Array | None,
     *,
     pair: int,
     task: Task,
     u: tuple[float, float],
     world: str = DOOR,
+    time: Array | None = None,
 ) -> None:
     arrays: dict[str, NDArray] = {
         "rgb": np.stack([f.rgb for f in frames]),
@@ -127,10 +144,9 @@ def write_demonstration(
         "robot_state": np.stack([f.robot_state for f in frames]),
         "gripper": np.stack([f.gripper for f in frames]),
         "action": action,
-        JOINT: joint,
     }
-    if object_pose is not None:
-        arrays["object_pose"] = object_pose
+    optional = {JOINT: joint, "object_pose": object_pose, "time": time}
+    arrays |= {name: array for name, array in optional.items() if array is not None}
     # Made in memory: HDF5 may lose a chunk that the disk refuses, say nothing, and crash when the process ends.
     with h5py.File(path, "w", driver="core", backing_store=False) as f:
         for name, array in arrays.items():
@@ -196,7 +212,12 @@ class Store:
         return self.manifest.get("world", DOOR)
 
     @property
-    def tasks(self) -> tuple[Task, Task]:
+    def tasks(self) -> tuple[Task, ...]:
+        """Of one of our worlds: its two, which undo each other. Of recorded data: as many as it says."""
+        if said := self.manifest.get("tasks"):
+            return tuple(said)
+        if self.world not in WORLD_TASKS:
+            raise UserError(f'{self.root / "collection.json"} names no tasks of {self.world}: add "tasks": ["open", ...]')
         return WORLD_TASKS[self.world]
 
     def __len__(self) -> int:
@@ -205,6 +226,11 @@ class Store:
 
     def demonstration(self, pair: int, task: Task) -> Demonstration:
         return find_demonstration(self.root, self.world, pair, task)
+
+    def present(self) -> list[Demonstration]:
+        """Whatever is there: recorded data need not come in pairs."""
+        places = (demonstration_path(self.root, pair, task) for pair in range(len(self)) for task in self.tasks)
+        return [read_demonstration(path) for path in places if path.exists()]
 
     def demonstrations(self, pairs: Iterable[int]) -> list[Demonstration]:
         """Both tasks of each pair, in the order of `tasks`."""
