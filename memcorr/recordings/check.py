@@ -87,16 +87,17 @@ def examine(demonstration: Demonstration) -> list[Finding]:
     """Everything that is wrong with one demonstration, each cause once."""
     if found := check_layout(demonstration):
         return found
-    evidence = Evidence.of(demonstration)
-    evidence, found = check_depth(evidence)
-    blind = any(finding.fault == "no-returns" for finding in found)
+    of_time = check_time(demonstration)
+    evidence, found = check_depth(Evidence.of(demonstration))
     evidence, of_intrinsics = check_intrinsics(evidence)
     of_camera = check_rotation(evidence)
-    if not of_camera and not blind:
+    faults = {finding.fault for finding in (*of_time, *found, *of_camera)}
+    if not faults & {"repeated", "no-returns", "transposed", "not-rigid", "mirrors"}:
         evidence, of_camera = check_hand(evidence)
-    found += of_intrinsics + of_camera + check_mask(evidence)
-    of_time = check_time(demonstration)
-    return found + of_time + ([] if of_time else check_actions(demonstration))
+    found = [*found, *of_intrinsics, *of_camera, *check_mask(evidence), *of_time]
+    if not of_time:
+        found += check_actions(demonstration, all(finding.field != "gripper" for finding in of_camera))
+    return found
 
 
 def check(store: Store, picture: Path) -> Report:

@@ -76,7 +76,7 @@ def proportional(cause: Array, motion: Array) -> tuple[float, float]:
     return float(1 - (residual**2).sum() / (motion**2).sum()), factor
 
 
-def check_actions(demonstration: Demonstration) -> list[Finding]:
+def check_actions(demonstration: Demonstration, gripper_trusted: bool = True) -> list[Finding]:
     """Does the hand move as it was told? As a displacement or velocity (linear in the action), or towards a position."""
     d = demonstration
     motion, action = np.diff(d.gripper, axis=0), d.action[:-1]
@@ -93,14 +93,14 @@ def check_actions(demonstration: Demonstration) -> list[Finding]:
     prompt = max(share[lag] for lag in PROMPT)
     best = max(share, key=share.__getitem__)
     if best not in PROMPT and share[best] > CLEARLY and share[best] - prompt > 0.1:
-        rows = f"{best} rows early" if best > 0 else f"{-best} rows late"
+        rows = f"about {best} rows early" if best > 0 else f"about {-best} rows late"
         wrong = f"it is {rows}: it explains {100 * share[best]:.0f} % of the motion there, {100 * prompt:.0f} % where it is"
         return [finding(d, "action", "shifted", wrong, "row t holds the command that was sent after the picture of row t")]
     if prompt < EXPLAINED:
         wrong = f"it explains {100 * max(prompt, 0):.0f} % of the gripper's motion"
         right = "give the commands of this very demonstration, row t after the picture of row t"
         return [finding(d, "action", "unrelated", wrong, right)]
-    return check_axes(d, action, motion) if action.shape[1] == 4 else []
+    return check_axes(d, action, motion) if action.shape[1] == 4 and gripper_trusted else []
 
 
 def check_axes(d: Demonstration, action: Array, motion: Array) -> list[Finding]:

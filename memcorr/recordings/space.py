@@ -19,10 +19,13 @@ from .evidence import Evidence, Finding, returned
 NEAR = 0.03  # metres between the gripper and what depth shows there: half a finger, and the noise of depth
 WINDOW = 1 / 50  # of the image's larger side, around the gripper's pixel
 DOUBTED, BELIEVED = 0.5, 0.7  # share of frames in which the gripper is where depth is
+BETTER = 0.3  # more than as given: believed although what was given is not bad either
 FARTHEST = 20.0  # metres; a median depth beyond this is another unit
+CENTIMETRES = 150.0  # a median above this is in millimetres instead
 NO_RETURN = 0.7  # share of pixels, of the image or of the object, that makes depth useless
 OPENGL = np.diag([1.0, -1.0, -1.0, 1.0])
 LEVEL = 0.12  # share of all points that lie in one horizontal slab of 2 cm where a table or floor is level
+STEADY = 0.75  # of that share has to remain when a mistake is undone
 
 
 def check_depth(evidence: Evidence) -> tuple[Evidence, list[Finding]]:
@@ -42,11 +45,10 @@ def check_depth(evidence: Evidence) -> tuple[Evidence, list[Finding]]:
         found.append(evidence.finding("depth", "negative", "some of it is negative", "give metres along the optical axis"))
     middle = float(np.median(depth[seen]))
     if middle > FARTHEST:
-        factor = 1e-4 if middle > 5000 else 1e-2 if middle < 100 * FARTHEST / 12 and middle < 150 else 1e-3
-        unit = {1e-2: "centimetres", 1e-3: "millimetres", 1e-4: "tenths of a millimetre"}[factor]
-        wrong = f"its median is {middle:.4g}, which is {unit}"
-        found.append(evidence.finding("depth", unit, wrong, f"metres are expected: divide by {1 / factor:.0f}"))
-        evidence = evidence.with_depth(factor)
+        unit, per_metre = ("centimetres", 100) if middle < CENTIMETRES else ("millimetres", 1000)
+        wrong = f"it is in {unit}: its median is {middle:.4g}"
+        found.append(evidence.finding("depth", unit, wrong, f"metres are expected: divide by {per_metre}"))
+        evidence = evidence.with_depth(1 / per_metre)
     elif (code := depth[seen].max()) > 100:
         wrong = f"it reaches {code:g} where its median is {middle:.2f}: a code for no return"
         found.append(evidence.finding("depth", "code", wrong, "write 0 where nothing returned"))
@@ -237,19 +239,21 @@ MISTAKES = (
 
 def check_hand(evidence: Evidence) -> tuple[Evidence, list[Finding]]:
     """Is the gripper where the camera sees something? If not: which mistake, undone, puts it there?"""
-    given = fit_of(evidence)
-    if given.agreeing >= DOUBTED:
+    given, flat, count = fit_of(evidence), level(evidence), len(evidence.frames)
+    fits = [(fit_of(mended := m.undo(evidence)).agreeing, number, m, mended) for number, m in enumerate(MISTAKES)]
+    # Undoing what was no mistake would tilt the table, if one is seen.
+    plausible = [fit for fit in fits if fit[2].field == "gripper" or level(fit[3]) >= STEADY * flat]
+    share, _, mistake, mended = max(plausible, key=lambda fit: (fit[0], -fit[1]), default=(0.0, 0, MISTAKES[0], evidence))
+    better = share >= max(given.agreeing + BETTER, 0.9) or (share >= 0.9 and level(mended) >= LEVEL > 1.5 * flat)
+    if given.agreeing >= DOUBTED and not better:
         return evidence, []
-    undone = [(mistake, mistake.undo(evidence)) for mistake in MISTAKES]
-    best, mended = max(undone, key=lambda pair: fit_of(pair[1]).agreeing)
-    count = len(evidence.frames)
     off = f"the gripper is outside the image in {given.outside} of {count} frames looked at"
     if given.outside < count / 2:
-        off = f"in the image the gripper is {100 * given.miss:.0f} cm from what depth shows there (median)"
-    if (share := fit_of(mended).agreeing) >= BELIEVED:
-        proof = f"{off}; with that undone it is on the hand in {100 * share:.0f} % of them"
-        return mended, [evidence.finding(best.field, best.fault, f"{best.wrong} ({proof})", best.right)]
-    if level(evidence) >= LEVEL:
+        off = f"where the gripper projects to, depth is off by {100 * given.miss:.0f} cm (median)"
+    if share >= BELIEVED:
+        proof = f"{off}; undone, it is on the hand in {round(share * count)}"
+        return mended, [evidence.finding(mistake.field, mistake.fault, f"{mistake.wrong} ({proof})", mistake.right)]
+    if flat >= LEVEL:
         right = "give the midpoint of the fingertips in metres, in the world that T_world_cam maps to"
         wrong = f"it does not project onto the hand: {off}, while the camera sees a level table"
         return evidence, [evidence.finding("gripper", "off-hand", wrong, right)]
