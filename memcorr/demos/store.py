@@ -217,7 +217,9 @@ class Store:
         if said := self.manifest.get("tasks"):
             return tuple(said)
         if self.world not in WORLD_TASKS:
-            raise UserError(f'{self.root / "collection.json"} names no tasks of {self.world}: add "tasks": ["open", ...]')
+            raise UserError(
+                f'{self.root / "collection.json"} names no tasks of {self.world}: add "tasks": ["open", ...]'
+            )
         return WORLD_TASKS[self.world]
 
     def __len__(self) -> int:

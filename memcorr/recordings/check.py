@@ -124,8 +124,8 @@ def describe(store: Store, present: Sequence[Demonstration]) -> str:
         if array is None
     ]
     return (
-        f"{len(present)} demonstrations of {store.world} ({', '.join(store.tasks)}), {rows} rows, images {width} x {height}, "
-        f"robot_state {first.robot_state.shape[1]}, action {first.action.shape[1]}"
+        f"{len(present)} demonstrations of {store.world} ({', '.join(store.tasks)}), {rows} rows, "
+        f"images {width} x {height}, robot_state {first.robot_state.shape[1]}, action {first.action.shape[1]}"
         + (f"; without {', '.join(lacks)}" if lacks else "")
     )
 
@@ -141,4 +141,6 @@ def notes(store: Store, present: Sequence[Demonstration]) -> list[str]:
         return [f"{alone} of {len(pairs)} pairs lack one of two tasks: paired training has nothing to compare there"]
     apart = np.array([np.linalg.norm(a.gripper[0] - b.gripper[0]) for a, b in whole])
     text = f"{len(whole)} pairs; their grippers start at most {1000 * apart.max():.1f} mm apart"
-    return [text + (f" ({(apart > TOGETHER).sum()} more than {1000 * TOGETHER:.0f} mm)" if apart.max() > TOGETHER else "")]
+    return [
+        text + (f" ({(apart > TOGETHER).sum()} more than {1000 * TOGETHER:.0f} mm)" if apart.max() > TOGETHER else "")
+    ]

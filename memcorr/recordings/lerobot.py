@@ -49,9 +49,13 @@ except ImportError as problem:  # an extra
     raise UserError("reading and writing LeRobot datasets needs pyarrow: pip install 'memcorr[lerobot]'") from problem
 
 VERSION = "v3.0"
-TABLE, VIDEO = "chunk-{chunk_index:03d}/file-{file_index:03d}.parquet", "chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+TABLE, VIDEO = (
+    "chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
+    "chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
+)
 OWN = "meta/memcorr.json"
-LARGEST_FILE = 100  # MB of images in one table
+LARGEST_FILE = 100  # MB of one table, about
+LARGER = 3.6  # than a store: frames are not compressed together
 SIMULATED_FPS = 80  # control steps per second of Meta-World
 QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
 SAMPLED = 100  # images of an episode, and every fourth pixel each way: statistics need no more
@@ -130,7 +134,7 @@ def describe_features(present: Sequence[Demonstration]) -> tuple[dict[str, Any],
             if features.setdefault(key, description) != description:
                 raise UserError(
                     f"{d.path}: {name} is {description['shape']} of {description['dtype']}, elsewhere "
-                    f"{features[key]['shape']} of {features[key]['dtype']}; a LeRobot dataset has one shape: export them apart"
+                    f"{features[key]['shape']} of {features[key]['dtype']}; a dataset has one: export them apart"
                 )
     features |= {key: {"dtype": dtype, "shape": [1], "names": None} for key, dtype in COUNTERS.items()}
     return features, extras
@@ -153,7 +157,7 @@ def grouped(present: Sequence[Demonstration]) -> list[list[Demonstration]]:
     groups: list[list[Demonstration]] = [[]]
     size = 0.0
     for demonstration in present:
-        size += demonstration.path.stat().st_size / 2**20
+        size += LARGER * demonstration.path.stat().st_size / 2**20
         if groups[-1] and size > LARGEST_FILE:
             groups.append([])
             size = 0.0
@@ -217,7 +221,12 @@ def encoded(name: str, image: NDArray) -> bytes:
 
 def statistics(values: NDArray) -> dict[str, NDArray]:
     """Of rows (n, width)."""
-    found = {"min": values.min(axis=0), "max": values.max(axis=0), "mean": values.mean(axis=0), "std": values.std(axis=0)}
+    found = {
+        "min": values.min(axis=0),
+        "max": values.max(axis=0),
+        "mean": values.mean(axis=0),
+        "std": values.std(axis=0),
+    }
     quantiles = np.quantile(values, list(QUANTILES.values()), axis=0)
     return found | dict(zip(QUANTILES, quantiles, strict=True)) | {"count": np.array([len(values)])}
 
@@ -242,7 +251,12 @@ def aggregated(episodes: Sequence[Stats]) -> Stats:
         weight = (count / count.sum()).reshape(-1, *[1] * (each["mean"].ndim - 1))
         mean = (weight * each["mean"]).sum(axis=0)
         variance = (weight * (each["std"] ** 2 + (each["mean"] - mean) ** 2)).sum(axis=0)
-        total[key] = {"min": each["min"].min(axis=0), "max": each["max"].max(axis=0), "mean": mean, "std": variance**0.5}
+        total[key] = {
+            "min": each["min"].min(axis=0),
+            "max": each["max"].max(axis=0),
+            "mean": mean,
+            "std": variance**0.5,
+        }
         total[key] |= {name: (weight * each[name]).sum(axis=0) for name in QUANTILES}
         total[key]["count"] = each["count"].sum(axis=0)
     return total
@@ -376,7 +390,7 @@ class Dataset:
             hint = "; --no-masks imports without masks" if "mask" in asked else ""
             raise UserError(
                 f"{root} has no feature for {', '.join(asked)}: name them in {root / 'mapping.json'}, as in "
-                f'{{"{asked[0]}": "FEATURE"}} or {{"gripper": {{"feature": "observation.state", "columns": [0, 1, 2]}}}}; '
+                f'{{"{asked[0]}": "FEATURE"}} or {{"gripper": {{"feature": "FEATURE", "columns": [0, 1, 2]}}}}; '
                 f"it has {', '.join(key for key in features if key not in COUNTERS)}{hint}"
             )
         pairs = {episode: number for number, both in enumerate(said.get("pairs", [])) for episode in both}
@@ -412,7 +426,7 @@ class Dataset:
             images["mask"] = np.zeros(images["depth"].shape, bool)
         if images["rgb"].shape[:3] != images["depth"].shape:
             raise UserError(
-                f"{self.root}: colour is {images['rgb'].shape[1:3]}, depth {images['depth'].shape[1:]} (rows, columns): "
+                f"{self.root}: colour is {images['rgb'].shape[1:3]}, depth {images['depth'].shape[1:]} pixels; "
                 "align depth to colour when recording"
             )
         if self.calibration is not None:
@@ -479,7 +493,11 @@ class Dataset:
 
 
 def source(name: str, said: Any, features: dict[str, Any], root: Path) -> Source:
-    found = Source(said) if isinstance(said, str) else Source(said.get("feature", ""), tuple(said.get("columns", ())) or None)
+    found = (
+        Source(said)
+        if isinstance(said, str)
+        else Source(said.get("feature", ""), tuple(said.get("columns", ())) or None)
+    )
     if found.key not in features:
         raise UserError(
             f"{root / 'mapping.json'}: {name} is to be {found.key!r}, which the dataset has not; "
@@ -514,7 +532,7 @@ def metres(depth: NDArray) -> NDArray[np.float32]:
 
 
 def dequantised(codes: NDArray[np.uint16], info: dict[str, Any]) -> NDArray[np.float32]:
-    """LeRobot's 12-bit codes of depth, logarithmic unless told otherwise, to metres; the nearest ones are no returns."""
+    """LeRobot's 12-bit codes of depth, logarithmic unless told otherwise, to metres; the nearest are no returns."""
     said = {
         name: info.get(f"video.{name}", usual)
         for name, usual in (("depth_min", 0.01), ("depth_max", 10.0), ("shift", 3.5), ("use_log", True))

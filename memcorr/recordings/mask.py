@@ -78,10 +78,14 @@ def check_outline(evidence: Evidence) -> list[Finding]:
         return []
     at_rim = max(abs(dx), abs(dy)) == reach
     if here < CLEARLY * best and best > 0.5 and not at_rim:
-        wrong = f"it is not on the object: its outline fits the picture {dx:+d} px across and {dy:+d} px down from there"
+        wrong = (
+            f"it is not on the object: its outline fits the picture {dx:+d} px across and {dy:+d} px down from there"
+        )
         right = "take the mask of this very frame and camera, in the size of the images"
         return [evidence.finding("mask", "displaced", wrong, right)]
-    wrong = f"it is not on an object: its outline follows edges worse than it would at {100 * (1 - rank):.0f} % of places nearby"
+    wrong = (
+        f"it is not on an object: its outline would follow edges better at {100 * (1 - rank):.0f} % of places nearby"
+    )
     return [evidence.finding("mask", "off-object", wrong, "mark the visible pixels of the object that is handled")]
 
 

@@ -43,8 +43,10 @@ def check_time(demonstration: Demonstration) -> list[Finding]:
             return [finding(d, "time", "gap", wrong, right)]
     row = int(np.argmax(steps))
     if steps[row] > max(JUMP * np.percentile(steps, 98), LEAP):
-        wrong = f"it jumps by {100 * steps[row]:.1f} cm after row {row}, where others move by {100 * np.median(steps):.1f} cm"
-        return [finding(d, "gripper", "gap", wrong, "rows are missing there: split the recording, or record without gaps")]
+        wrong = f"it jumps by {100 * steps[row]:.1f} cm after row {row}, {100 * np.median(steps):.1f} cm are usual"
+        return [
+            finding(d, "gripper", "gap", wrong, "rows are missing there: split the recording, or record without gaps")
+        ]
     moved = steps > MOVED
     for name in ("rgb", "depth"):
         again = repeated(d, name) & moved
@@ -77,7 +79,7 @@ def proportional(cause: Array, motion: Array) -> tuple[float, float]:
 
 
 def check_actions(demonstration: Demonstration, gripper_trusted: bool = True) -> list[Finding]:
-    """Does the hand move as it was told? As a displacement or velocity (linear in the action), or towards a position."""
+    """Does the hand move as it was told: by a displacement or velocity (linear in the action), or to a position?"""
     d = demonstration
     motion, action = np.diff(d.gripper, axis=0), d.action[:-1]
     if np.linalg.norm(np.ptp(d.gripper, axis=0)) < STILL:
@@ -94,8 +96,12 @@ def check_actions(demonstration: Demonstration, gripper_trusted: bool = True) ->
     best = max(share, key=share.__getitem__)
     if best not in PROMPT and share[best] > CLEARLY and share[best] - prompt > 0.1:
         rows = f"about {best} rows early" if best > 0 else f"about {-best} rows late"
-        wrong = f"it is {rows}: it explains {100 * share[best]:.0f} % of the motion there, {100 * prompt:.0f} % where it is"
-        return [finding(d, "action", "shifted", wrong, "row t holds the command that was sent after the picture of row t")]
+        wrong = (
+            f"it is {rows}: it explains {100 * share[best]:.0f} % of the motion there, {100 * prompt:.0f} % where it is"
+        )
+        return [
+            finding(d, "action", "shifted", wrong, "row t holds the command that was sent after the picture of row t")
+        ]
     if prompt < EXPLAINED:
         wrong = f"it explains {100 * max(prompt, 0):.0f} % of the gripper's motion"
         right = "give the commands of this very demonstration, row t after the picture of row t"

@@ -30,12 +30,18 @@ def write_pictures(present: Sequence[Demonstration], findings: Sequence[Finding]
     groups = [("colour and gripper: first", "halfway", "last"), ("depth: first", "last"), ("mask: first", "last")]
     for column, text in enumerate(text for group in groups for text in group):
         draw.text((SIDE + column * (TILE + GAP) + TILE / 2, HEADER - 12), text, "black", title, "ms")
-    draw.text((12, 22), "cross: the gripper, projected; green: mask; black in depth: no return", "black", label, "lm")
+    draw.text((12, 22), "cross: the gripper, projected; green: mask; blue in depth: no return", "black", label, "lm")
     y = HEADER
     for demonstration, height in zip(shown, heights, strict=True):
         wrong = faults[demonstration.name]
         colour = BAD if wrong else "black"
-        draw.multiline_text((12, y + TILE / 2), demonstration.name.replace("-", "-\n", 1), colour, title, "lm")
+        draw.multiline_text(
+            (12, y + TILE / 2),
+            demonstration.name.replace(f"-{demonstration.task}", f"\n{demonstration.task}"),
+            colour,
+            title,
+            "lm",
+        )
         for column, tile in enumerate(tiles(demonstration)):
             page.paste(tile, (SIDE + column * (TILE + GAP), y))
         for number, finding in enumerate(wrong):
@@ -72,10 +78,12 @@ def depth_range(depths: Sequence[NDArray[np.floating]]) -> tuple[float, float]:
 
 
 def shaded(depth: NDArray[np.floating], near: float, far: float) -> NDArray[np.uint8]:
-    """Near is light; blue-black where nothing returned."""
-    grey = 255 - 200 * np.clip((np.nan_to_num(depth) - near) / (far - near), 0, 1)
+    """Near is light, even steps of 1 / depth; blue where nothing returned."""
+    seen = returned(depth)
+    inverse = 1 / np.where(seen, depth, far)
+    grey = 40 + 215 * np.clip((inverse - 1 / far) / (1 / near - 1 / far), 0, 1)
     picture = np.repeat(grey[..., None], 3, axis=2)
-    picture[~returned(depth)] = (0, 0, 0)
+    picture[~seen] = (30, 40, 120)
     return picture.astype(np.uint8)
 
 

@@ -91,14 +91,16 @@ def continuous(K: Array, pixel_centre: float = 0.0) -> Array:
 
 
 def needs_calibration(place: Path, missing: Sequence[str]) -> UserError:
-    return UserError(f"{place} says nothing about {' and '.join(missing)}: write {place / 'calibration.json'}: {CALIBRATION}")
+    return UserError(
+        f"{place} says nothing about {' and '.join(missing)}: write {place / 'calibration.json'}: {CALIBRATION}"
+    )
 
 
 def fits(calibration: Calibration, height: int, width: int, place: Path) -> None:
     if (calibration.width, calibration.height) != (width, height):
         raise UserError(
-            f"{place}: images are {width} x {height}, calibration.json is for {calibration.width} x {calibration.height}; "
-            "give K for the images as they are"
+            f"{place}: images are {width} x {height}, calibration.json is for "
+            f"{calibration.width} x {calibration.height}; give K for the images as they are"
         )
 
 

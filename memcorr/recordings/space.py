@@ -35,14 +35,18 @@ def check_depth(evidence: Evidence) -> tuple[Evidence, list[Finding]]:
     found = []
     if (nothing := 1 - seen.mean()) > NO_RETURN:
         wrong = f"no return at {100 * nothing:.0f} % of the pixels"
-        found.append(evidence.finding("depth", "no-returns", wrong, "give depth of every pixel that has it, 0 elsewhere"))
+        found.append(
+            evidence.finding("depth", "no-returns", wrong, "give depth of every pixel that has it, 0 elsewhere")
+        )
         return evidence, found
     if mask.any() and (nothing := 1 - seen[mask].mean()) > NO_RETURN:
         wrong = f"no return at {100 * nothing:.0f} % of the object's pixels"
         right = "nothing can be lifted there: is depth aligned to the colour image, is the object black or shiny?"
         found.append(evidence.finding("depth", "no-returns", wrong, right))
     if (depth[np.isfinite(depth)] < 0).any():
-        found.append(evidence.finding("depth", "negative", "some of it is negative", "give metres along the optical axis"))
+        found.append(
+            evidence.finding("depth", "negative", "some of it is negative", "give metres along the optical axis")
+        )
     middle = float(np.median(depth[seen]))
     if middle > FARTHEST:
         unit, per_metre = ("centimetres", 100) if middle < CENTIMETRES else ("millimetres", 1000)
@@ -128,6 +132,10 @@ def turned(T: Array) -> Array:
     return np.vstack([np.column_stack([T[:3, :3].T, T[:3, 3]]), T[3]])
 
 
+def inverted(T: Array) -> Array:
+    return np.asarray(np.linalg.inv(T), np.float64)
+
+
 def scaled(T: Array) -> Array:
     return np.vstack([np.column_stack([T[:3, :3], T[:3, 3] / 1000]), T[3]])
 
@@ -162,7 +170,7 @@ MISTAKES = (
         "inverted",
         "it maps world to camera (T_cam_world)",
         "invert it: T_world_cam maps camera to world, its last column is the camera's position",
-        lambda e: poses(e, np.linalg.inv),
+        lambda e: poses(e, inverted),
     ),
     Mistake(
         "T_world_cam",
@@ -176,7 +184,7 @@ MISTAKES = (
         "inverted-opengl",
         "it maps world to camera, and its camera axes are OpenGL's",
         "invert it, then negate the second and third column",
-        lambda e: poses(e, lambda T: np.linalg.inv(T) @ OPENGL),
+        lambda e: poses(e, lambda T: inverted(T) @ OPENGL),
     ),
     Mistake(
         "T_world_cam",
@@ -243,7 +251,9 @@ def check_hand(evidence: Evidence) -> tuple[Evidence, list[Finding]]:
     fits = [(fit_of(mended := m.undo(evidence)).agreeing, number, m, mended) for number, m in enumerate(MISTAKES)]
     # Undoing what was no mistake would tilt the table, if one is seen.
     plausible = [fit for fit in fits if fit[2].field == "gripper" or level(fit[3]) >= STEADY * flat]
-    share, _, mistake, mended = max(plausible, key=lambda fit: (fit[0], -fit[1]), default=(0.0, 0, MISTAKES[0], evidence))
+    share, _, mistake, mended = max(
+        plausible, key=lambda fit: (fit[0], -fit[1]), default=(0.0, 0, MISTAKES[0], evidence)
+    )
     better = share >= max(given.agreeing + BETTER, 0.9) or (share >= 0.9 and level(mended) >= LEVEL > 1.5 * flat)
     if given.agreeing >= DOUBTED and not better:
         return evidence, []
