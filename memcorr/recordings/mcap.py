@@ -38,7 +38,8 @@ from .sidecars import (
 
 try:
     from mcap.exceptions import McapError
-    from mcap_ros2.reader import read_ros2_messages
+    from mcap.reader import make_reader
+    from mcap_ros2.decoder import DecoderFactory
 except ImportError as problem:  # an extra
     raise UserError("reading MCAP files needs mcap-ros2-support: pip install 'memcorr[mcap]'") from problem
 
@@ -128,7 +129,7 @@ def import_mcap(
     jobs = [(path, numbered(path, said)) for path in paths]
     manifest = {"world": word(world or RECORDED), "source": "ROS 2 MCAP"}
     bar = tqdm(jobs, "import", unit="file", leave=False)
-    return write_store(out, (recording(*job, said, found, root) for job in bar), manifest)
+    return write_store(out, (recording(path, number, said, found, root) for path, number in bar), manifest)
 
 
 def numbered(path: Path, mapping: Mapping) -> tuple[int, str]:
@@ -208,8 +209,6 @@ def frames_of(chosen: dict[str, list[Any]], calibration: Calibration | None, roo
 
 
 def topics_of(path: Path) -> list[str]:
-    from mcap.reader import make_reader
-
     with path.open("rb") as f:
         summary = make_reader(f).get_summary()
     return sorted({channel.topic for channel in summary.channels.values()}) if summary else []
@@ -232,9 +231,8 @@ def read(path: Path, mapping: Mapping) -> tuple[dict[str, Stream], Tree]:
     for name, topic in mapping.topics.items():
         wanted.setdefault(topic, []).append(name)
     try:
-        for message in messages(path, [*wanted, *(["/tf", "/tf_static"] if mapping.frames else [])]):
-            content, topic = message.ros_msg, message.channel.topic
-            time = stamp(content, message.log_time_ns)
+        for topic, logged, content in messages(path, [*wanted, *(["/tf", "/tf_static"] if mapping.frames else [])]):
+            time = stamp(content, logged)
             for name in wanted.get(topic, ()):
                 try:
                     streams[name].add(time, readers[name](content))
@@ -250,8 +248,13 @@ def read(path: Path, mapping: Mapping) -> tuple[dict[str, Stream], Tree]:
     return streams, tree
 
 
-def messages(path: Path, topics: list[str]) -> Iterator[Any]:
-    yield from read_ros2_messages(str(path), topics=topics)
+def messages(path: Path, topics: list[str]) -> Iterator[tuple[str, int, Any]]:
+    """Topic, nanoseconds when it was logged, content."""
+    with path.open("rb") as f:
+        for _, channel, message, content in make_reader(f, decoder_factories=[DecoderFactory()]).iter_decoded_messages(
+            topics=topics
+        ):
+            yield channel.topic, message.log_time, content
 
 
 def stamp(message: Any, logged: int) -> float:
