@@ -140,7 +140,7 @@ def notes(store: Store, present: Sequence[Demonstration]) -> list[str]:
         alone = len(pairs) - len(whole)
         return [f"{alone} of {len(pairs)} pairs lack one of two tasks: paired training has nothing to compare there"]
     apart = np.array([np.linalg.norm(a.gripper[0] - b.gripper[0]) for a, b in whole])
-    text = f"{len(whole)} pairs; their grippers start at most {1000 * apart.max():.1f} mm apart"
+    text = f"{len(whole)} pair{'s' * (len(whole) > 1)}; their grippers start at most {1000 * apart.max():.1f} mm apart"
     return [
         text + (f" ({(apart > TOGETHER).sum()} more than {1000 * TOGETHER:.0f} mm)" if apart.max() > TOGETHER else "")
     ]

@@ -14,7 +14,7 @@ import json
 import math
 import subprocess
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -332,11 +332,16 @@ def import_lerobot(
     """Every episode; how many."""
     dataset = Dataset.open(root, mapping, calibration, masks)
     own = read_json(root / OWN) if (root / OWN).exists() else None
+    manifest = {"world": word(world or RECORDED), "source": f"LeRobotDataset {VERSION}"}
+    recordings = dataset.recordings(own["episodes"] if own else None)
     if own is not None and world is None:
         manifest = own["collection"]
     else:
-        manifest = {"world": word(world or RECORDED), "source": f"LeRobotDataset {VERSION}"}
-    return write_store(out, dataset.recordings(own["episodes"] if own else None), manifest)
+        recordings = (replace(recording, world=None) for recording in recordings)
+    try:
+        return write_store(out, recordings, manifest)
+    except pa.ArrowException as problem:
+        raise UserError(f"{root} is damaged ({str(problem).splitlines()[0]}); copy the dataset again") from None
 
 
 @dataclass(frozen=True)
@@ -368,6 +373,8 @@ class Dataset:
                 f"{root} is a LeRobotDataset {version}, {VERSION} is read; convert it with "
                 "python -m lerobot.scripts.convert_dataset_v21_to_v30"
             )
+        if not isinstance(info.get("features"), dict):
+            raise UserError(f"{root / 'meta/info.json'} names no features; copy the dataset again")
         said = read_sidecar(mapping, root / "mapping.json")
         features = info["features"]
         usual = {name: key for name, key in {**IMAGES, **NUMBERS, **EXTRA}.items() if key in features}

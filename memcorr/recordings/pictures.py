@@ -61,7 +61,7 @@ def tiles(demonstration: Demonstration) -> list[Image.Image]:
         first, _, last = frames
         near_far = depth_range([first.depth, last.depth])
         made = [with_gripper(frame) for frame in frames]
-        made += [fitted(shaded(f.depth, *near_far), f"{np.median(some(f.depth)):.3g} m") for f in (first, last)]
+        made += [fitted(shaded(f.depth, *near_far), f"median {np.median(some(f.depth)):.4g} m") for f in (first, last)]
         return made + [fitted(masked(f), f"{int(f.mask.sum())} px") for f in (first, last)]
     except (ValueError, TypeError, IndexError, KeyError):  # a field of the wrong shape: the findings say which
         return [fitted(np.full((64, 64, 3), 230, np.uint8), "cannot be shown")]

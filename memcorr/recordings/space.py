@@ -168,7 +168,7 @@ MISTAKES = (
     Mistake(
         "T_world_cam",
         "inverted",
-        "it maps world to camera (T_cam_world)",
+        "it maps world to camera, as T_cam_world does",
         "invert it: T_world_cam maps camera to world, its last column is the camera's position",
         lambda e: poses(e, inverted),
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -190,6 +191,17 @@ def test_other_versions_and_folders_that_are_taken_are_refused(store: Store, exp
     write_json(tmp_path / "meta/info.json", {"codebase_version": "v2.1"})
     with pytest.raises(UserError, match=r"v2\.1, v3\.0 is read"):
         import_lerobot(tmp_path, tmp_path / "out")
+
+
+def test_damage_is_one_line_and_another_name_is_taken(exported: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(exported, tmp_path / "copy")
+    import_lerobot(copy, tmp_path / "store", world="Other door")
+    other = Store.open(tmp_path / "store")
+    assert other.world == "other-door" and other.demonstration(1, "close").world == "other-door"
+    table = copy / "data/chunk-000/file-000.parquet"
+    table.write_bytes(table.read_bytes()[:100_000])
+    with pytest.raises(UserError, match=r"copy is damaged .*; copy the dataset again"):
+        import_lerobot(copy, tmp_path / "b")
 
 
 def test_shapes_that_differ_cannot_share_a_dataset(short: Short, tmp_path: Path) -> None:

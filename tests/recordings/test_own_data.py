@@ -41,7 +41,7 @@ def test_every_command_of_the_page_runs(
         assert result.returncode == 0, result.stdout + result.stderr
         if command[1] == "data":
             assert "2 demonstrations of my-door (open, close)" in result.stdout.replace("close, open", "open, close")
-            assert "1 pairs; their grippers start at most" in result.stdout and "nothing is wrong" in result.stdout
+            assert "1 pair; their grippers start at most" in result.stdout and "nothing is wrong" in result.stdout
             assert (tmp_path / command[3] / "check.png").exists()
     shutil.rmtree(tmp_path / "data/mine")
     back = run(tmp_path, "import", "lerobot", "shared/mine", "--out", "data/mine")
