@@ -19,7 +19,7 @@ def data_check(data: tyro.conf.Positional[Path], picture: Path | None = None) ->
         picture: Page of pictures; DATA/check.png if not given.
     """
     from ..demos.store import Store
-    from ..recordings.check import check
+    from ..recordings.check.report import check
 
     report = check(Store.open(data), picture or data / "check.png")
     for line in (report.summary, *report.notes, *report.lines()):
@@ -90,7 +90,7 @@ def export_lerobot(data: tyro.conf.Positional[Path], out: Path, fps: Speed = 0) 
         fps: Rows per second; from the times that were recorded if not given, 80 for simulated worlds.
     """
     from ..demos.store import Store
-    from ..recordings.lerobot import export_lerobot
+    from ..recordings.export import export_lerobot
 
     made = export_lerobot(Store.open(data), out, fps or None)
     print(f"wrote {made} episodes to {out}")

@@ -1,35 +1,27 @@
-"""LeRobotDataset v3.0, read and written without lerobot: pyarrow for the tables, Pillow for the images.
+"""LeRobotDataset v3.0 into a store, without lerobot: pyarrow for the tables, Pillow for the images.
 
-Colour is PNG, depth float32 TIFF in metres (`is_depth_map`), the mask PNG, numbers keep their bits, so a store that is
-exported and imported again is the same files. What LeRobot has no place for (pair, position, how the store was made)
-is in `meta/memcorr.json`; a reader that does not know it loses nothing else. Other people's datasets may hold depth as
-16-bit millimetres or as video; there a pixel without return becomes the shortest depth that can be coded, and is put
-back to 0.
+Our own exports come back as the same files; other people's datasets are read by what `mapping.json` and
+`calibration.json` say of them. Depth may be float metres, 16-bit millimetres or video.
 """
 
 from __future__ import annotations
 
 import io
-import json
-import math
-import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 from tqdm import tqdm
 
-from ..demos.store import JOINT, Demonstration, Store, opened
+from ..demos.store import JOINT
 from ..errors import UserError
 from ..frames import Camera, Frame
-from ..runs import claimed, read_json, write_json, written_whole
-from ..spec import WORLD_TASKS
-from .evidence import in_blocks
+from ..runs import read_json
+from .film import Film, dequantised, metres
 from .sidecars import (
     RECORDED,
     Recording,
@@ -37,7 +29,6 @@ from .sidecars import (
     needs_calibration,
     read_calibration,
     read_sidecar,
-    refuse_existing,
     word,
     write_store,
 )
@@ -49,16 +40,7 @@ except ImportError as problem:  # an extra
     raise UserError("reading and writing LeRobot datasets needs pyarrow: pip install 'memcorr[lerobot]'") from problem
 
 VERSION = "v3.0"
-TABLE, VIDEO = (
-    "chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
-    "chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
-)
 OWN = "meta/memcorr.json"
-LARGEST_FILE = 100  # MB of one table, about
-LARGER = 3.6  # than a store: frames are not compressed together
-SIMULATED_FPS = 80  # control steps per second of Meta-World
-QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
-SAMPLED = 100  # images of an episode, and every fourth pixel each way: statistics need no more
 IMAGES = {name: f"observation.images.{name}" for name in ("rgb", "depth", "mask")}
 NUMBERS = {
     "robot_state": "observation.state",
@@ -68,257 +50,7 @@ NUMBERS = {
     "action": "action",
 }
 EXTRA = {JOINT: "extra.joint", "object_pose": "extra.object_pose", "time": "extra.time"}  # no policy's input
-COUNTERS = {"timestamp": "float32", "frame_index": "int64", "episode_index": "int64", "index": "int64"} | {
-    "task_index": "int64"
-}
-CLOSEST = 0.02  # metres; no depth camera sees this near, so a video's depth below it is its code for no return
-
-Stats = dict[str, dict[str, NDArray]]
-
-
-# Out: a store becomes a dataset.
-
-
-def export_lerobot(store: Store, out: Path, fps: float | None = None) -> int:
-    """One episode per demonstration. `meta/info.json` comes last, so an interrupted export is no dataset."""
-    present = store.present()
-    if not present:
-        raise UserError(f"{store.root} holds no demonstrations")
-    refuse_existing(out, "meta/info.json")
-    fps = fps or frames_per_second(present[0])
-    features, extras = describe_features(present)
-    tasks = list(dict.fromkeys(d.task for d in present))
-    episodes: list[dict[str, Any]] = []
-    with claimed(out, "meta", "data/chunk-000", "meta/episodes/chunk-000"):
-        for folder in ("meta/episodes/chunk-000", "data/chunk-000"):
-            (out / folder).mkdir(parents=True, exist_ok=True)
-        collected: list[Stats] = []
-        for file, group in enumerate(tqdm(grouped(present), "export", unit="file", leave=False)):
-            with (
-                written_whole(out / "data" / TABLE.format(chunk_index=0, file_index=file)) as temporary,
-                pq.ParquetWriter(temporary, schema(features), compression="snappy") as writer,
-            ):
-                for demonstration in group:
-                    first = sum(e["length"] for e in episodes)
-                    table, stats = episode(demonstration, len(episodes), first, tasks, fps, features)
-                    writer.write_table(table, row_group_size=len(table))
-                    episodes.append(episode_row(demonstration, len(episodes), first, file, stats))
-                    collected.append(stats)
-        write_table(out / "meta/episodes" / TABLE.format(chunk_index=0, file_index=0), pa.Table.from_pylist(episodes))
-        write_table(out / "meta/tasks.parquet", task_table(tasks))
-        write_json(out / "meta/stats.json", listed(aggregated(collected)))
-        own = [{"pair": d.pair, "task": d.task, "u": d.u, "world": d.world, "extras": extras[d.name]} for d in present]
-        write_json(out / OWN, {"collection": store.manifest, "episodes": own})
-        write_json(out / "meta/info.json", information(store, features, fps, present, tasks))
-    return len(present)
-
-
-def frames_per_second(demonstration: Demonstration) -> float:
-    if demonstration.time is not None and len(demonstration) > 1:
-        return float(round(1 / np.median(np.diff(demonstration.time)), 3))
-    if demonstration.world in WORLD_TASKS:
-        return SIMULATED_FPS
-    raise UserError(f"{demonstration.path} has no time: give --fps, the number of rows per second")
-
-
-def describe_features(present: Sequence[Demonstration]) -> tuple[dict[str, Any], dict[str, list[str]]]:
-    """LeRobot's description of every column, the same for all; and which optional fields each demonstration has."""
-    features: dict[str, Any] = {}
-    extras: dict[str, list[str]] = {}
-    for d in present:
-        with opened(d.path) as f:
-            extras[d.name] = [name for name in EXTRA if name in f]
-            described = {name: feature(name, f[name]) for name in (*IMAGES, *NUMBERS, *extras[d.name])}
-        for name, description in described.items():
-            key = {**IMAGES, **NUMBERS, **EXTRA}[name]
-            if features.setdefault(key, description) != description:
-                raise UserError(
-                    f"{d.path}: {name} is {description['shape']} of {description['dtype']}, elsewhere "
-                    f"{features[key]['shape']} of {features[key]['dtype']}; a dataset has one: export them apart"
-                )
-    features |= {key: {"dtype": dtype, "shape": [1], "names": None} for key, dtype in COUNTERS.items()}
-    return features, extras
-
-
-def feature(name: str, dataset: h5py.Dataset) -> dict[str, Any]:
-    if name in IMAGES:
-        height, width = dataset.shape[1:3]
-        described: dict[str, Any] = {
-            "dtype": "image",
-            "shape": [height, width, 3 if name == "rgb" else 1],
-            "names": ["height", "width", "channels"],
-        }
-        return described | ({"info": {"is_depth_map": True, "depth_unit": "m"}} if name == "depth" else {})
-    return {"dtype": str(dataset.dtype), "shape": [math.prod(dataset.shape[1:])], "names": None}
-
-
-def grouped(present: Sequence[Demonstration]) -> list[list[Demonstration]]:
-    """Demonstrations that share a file."""
-    groups: list[list[Demonstration]] = [[]]
-    size = 0.0
-    for demonstration in present:
-        size += LARGER * demonstration.path.stat().st_size / 2**20
-        if groups[-1] and size > LARGEST_FILE:
-            groups.append([])
-            size = 0.0
-        groups[-1].append(demonstration)
-    return groups
-
-
-def schema(features: dict[str, Any]) -> pa.Schema:
-    return pa.schema([(key, arrow_type(description)) for key, description in features.items()])
-
-
-def arrow_type(description: dict[str, Any]) -> pa.DataType:
-    if description["dtype"] == "image":
-        return pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    number = pa.from_numpy_dtype(np.dtype(description["dtype"]))
-    return number if description["shape"] == [1] else pa.list_(number, description["shape"][0])
-
-
-def episode(
-    d: Demonstration, index: int, first: int, tasks: Sequence[str], fps: float, features: dict[str, Any]
-) -> tuple[pa.Table, Stats]:
-    """Its rows, and what they measure."""
-    n = len(d)
-    values: dict[str, NDArray] = {
-        "timestamp": (np.arange(n) / fps).astype(np.float32),
-        "frame_index": np.arange(n),
-        "episode_index": np.full(n, index),
-        "index": np.arange(first, first + n),
-        "task_index": np.full(n, tasks.index(d.task)),
-    }
-    columns, stats = {}, {}
-    with opened(d.path) as f:
-        for name, key in IMAGES.items():
-            coded = (encoded(name, image) for image in in_blocks(f[name]))
-            columns[key] = pa.array([{"bytes": b, "path": None} for b in coded], arrow_type(features[key]))
-            stats[key] = image_statistics(name, f[name])
-        for name, key in {**NUMBERS, **EXTRA}.items():
-            if key in features:
-                shape = (n, features[key]["shape"][0])
-                blank = np.full(shape, np.nan, features[key]["dtype"])
-                values[key] = f[name][:].reshape(shape) if name in f else blank
-    for key, array in values.items():
-        array = array.astype(features[key]["dtype"], copy=False)
-        flat = pa.array(np.ascontiguousarray(array).reshape(-1))
-        wide = features[key]["shape"][0]
-        columns[key] = flat if wide == 1 else pa.FixedSizeListArray.from_arrays(flat, wide)
-        stats[key] = statistics(array.reshape(n, wide).astype(np.float64))
-    return pa.table([columns[key] for key in features], schema=schema(features)), {key: stats[key] for key in features}
-
-
-def encoded(name: str, image: NDArray) -> bytes:
-    """PNG, for depth TIFF; all lossless."""
-    buffer = io.BytesIO()
-    if name == "depth":
-        Image.fromarray(image.astype(np.float32)).save(buffer, "TIFF", compression="tiff_adobe_deflate")
-    else:
-        pixels = image.astype(np.uint8) * np.uint8(255) if image.dtype == bool else image
-        Image.fromarray(pixels).save(buffer, "PNG", compress_level=2)
-    return buffer.getvalue()
-
-
-def statistics(values: NDArray) -> dict[str, NDArray]:
-    """Of rows (n, width)."""
-    found = {
-        "min": values.min(axis=0),
-        "max": values.max(axis=0),
-        "mean": values.mean(axis=0),
-        "std": values.std(axis=0),
-    }
-    quantiles = np.quantile(values, list(QUANTILES.values()), axis=0)
-    return found | dict(zip(QUANTILES, quantiles, strict=True)) | {"count": np.array([len(values)])}
-
-
-def image_statistics(name: str, dataset: h5py.Dataset) -> dict[str, NDArray]:
-    """Per channel, colours in [0, 1], depth in metres, shaped (C, 1, 1) as LeRobot has them."""
-    rows = np.unique(np.linspace(0, len(dataset) - 1, min(SAMPLED, len(dataset))).round().astype(int))
-    wanted = set(rows.tolist())
-    pixels = np.stack([image[::4, ::4] for t, image in enumerate(in_blocks(dataset)) if t in wanted]).astype(np.float64)
-    found = statistics(np.nan_to_num(pixels).reshape(-1, pixels.shape[3] if pixels.ndim == 4 else 1))
-    scale = 255.0 if name == "rgb" else 1.0
-    shaped = {key: (value / scale)[:, None, None] for key, value in found.items() if key != "count"}
-    return shaped | {"count": np.array([len(rows)])}
-
-
-def aggregated(episodes: Sequence[Stats]) -> Stats:
-    """Of all episodes, as LeRobot pools them: quantiles are weighted means."""
-    total: Stats = {}
-    for key in episodes[0]:
-        each = {name: np.stack([e[key][name] for e in episodes]) for name in episodes[0][key]}
-        count = each["count"].astype(np.float64)
-        weight = (count / count.sum()).reshape(-1, *[1] * (each["mean"].ndim - 1))
-        mean = (weight * each["mean"]).sum(axis=0)
-        variance = (weight * (each["std"] ** 2 + (each["mean"] - mean) ** 2)).sum(axis=0)
-        total[key] = {
-            "min": each["min"].min(axis=0),
-            "max": each["max"].max(axis=0),
-            "mean": mean,
-            "std": variance**0.5,
-        }
-        total[key] |= {name: (weight * each[name]).sum(axis=0) for name in QUANTILES}
-        total[key]["count"] = each["count"].sum(axis=0)
-    return total
-
-
-def listed(stats: Stats) -> dict[str, dict[str, list]]:
-    return {key: {name: value.tolist() for name, value in each.items()} for key, each in stats.items()}
-
-
-def episode_row(d: Demonstration, index: int, first: int, file: int, stats: Stats) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "episode_index": index,
-        "tasks": [d.task],
-        "length": len(d),
-        "data/chunk_index": 0,
-        "data/file_index": file,
-        "dataset_from_index": first,
-        "dataset_to_index": first + len(d),
-        "meta/episodes/chunk_index": 0,
-        "meta/episodes/file_index": 0,
-    }
-    return row | {f"stats/{key}/{name}": v for key, each in listed(stats).items() for name, v in each.items()}
-
-
-def task_table(tasks: Sequence[str]) -> pa.Table:
-    """As pandas would write it, with the description as the index."""
-    table = pa.table({"task_index": pa.array(range(len(tasks)), pa.int64()), "task": pa.array(tasks, pa.string())})
-    columns = [
-        {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": numpy, "metadata": None}
-        for name, kind, numpy in (("task_index", "int64", "int64"), ("task", "unicode", "object"))
-    ]
-    index = {"name": None, "field_name": None, "pandas_type": "unicode", "numpy_type": "object", "metadata": None}
-    pandas = {"index_columns": ["task"], "column_indexes": [index], "columns": columns, "pandas_version": "2.2.0"}
-    return table.replace_schema_metadata({"pandas": json.dumps(pandas)})
-
-
-def write_table(path: Path, table: pa.Table) -> None:
-    with written_whole(path) as temporary:
-        pq.write_table(table, temporary, compression="snappy")
-
-
-def information(
-    store: Store, features: dict[str, Any], fps: float, present: Sequence[Demonstration], tasks: Sequence[str]
-) -> dict[str, Any]:
-    return {
-        "codebase_version": VERSION,
-        "robot_type": store.world,
-        "total_episodes": len(present),
-        "total_frames": sum(len(d) for d in present),
-        "total_tasks": len(tasks),
-        "chunks_size": 1000,
-        "data_files_size_in_mb": LARGEST_FILE,
-        "video_files_size_in_mb": 200,
-        "fps": int(fps) if fps == int(fps) else fps,
-        "splits": {"train": f"0:{len(present)}"},
-        "data_path": f"data/{TABLE}",
-        "video_path": None,
-        "features": features,
-    }
-
-
-# In: a dataset, ours or anybody's, becomes a store.
+COUNTERS = {"timestamp": "float32"} | dict.fromkeys(("frame_index", "episode_index", "index", "task_index"), "int64")
 
 
 def import_lerobot(
@@ -407,18 +139,22 @@ class Dataset:
         names = task_names(self.root)
         rows = [row for path in sorted(self.root.glob("meta/episodes/*/*.parquet")) for row in episode_rows(path)]
         films: dict[str, Film] = {}
-        for row in tqdm(sorted(rows, key=lambda r: r["episode_index"]), "import", unit="episode", leave=False):
-            index = int(row["episode_index"])
-            path = self.root / self.info["data_path"].format(
-                chunk_index=row["data/chunk_index"], file_index=row["data/file_index"]
-            )
-            keys = {s.key for s in self.sources.values() if self.info["features"][s.key]["dtype"] != "video"}
-            wanted = [*sorted(keys), "timestamp", "task_index", "frame_index"]
-            table = pq.read_table(path, columns=wanted, filters=[("episode_index", "=", index)])
-            table = table.sort_by("frame_index")
-            about = own[index] if own else None
-            task = about["task"] if about else self.task(names[table["task_index"][0].as_py()])
-            yield self.recording(row, table, task, about, films)
+        try:
+            for row in tqdm(sorted(rows, key=lambda r: r["episode_index"]), "import", unit="episode", leave=False):
+                index = int(row["episode_index"])
+                path = self.root / self.info["data_path"].format(
+                    chunk_index=row["data/chunk_index"], file_index=row["data/file_index"]
+                )
+                keys = {s.key for s in self.sources.values() if self.info["features"][s.key]["dtype"] != "video"}
+                wanted = [*sorted(keys), "timestamp", "task_index", "frame_index"]
+                table = pq.read_table(path, columns=wanted, filters=[("episode_index", "=", index)])
+                table = table.sort_by("frame_index")
+                about = own[index] if own else None
+                task = about["task"] if about else self.task(names[table["task_index"][0].as_py()])
+                yield self.recording(row, table, task, about, films)
+        finally:
+            for film in films.values():
+                film.close()
 
     def task(self, description: str) -> str:
         return self.words.get(description) or word(description)
@@ -493,7 +229,9 @@ class Dataset:
             video_key=key, chunk_index=row[f"videos/{key}/chunk_index"], file_index=row[f"videos/{key}/file_index"]
         )
         height, width = self.info["features"][key]["shape"][:2]
-        if key not in films or films[key].path != place:
+        if key in films and films[key].path != place:
+            films.pop(key).close()
+        if key not in films:
             films[key] = Film(place, height, width, depth=name == "depth")
         pixels = films[key].frames(round(row[f"videos/{key}/from_timestamp"] * self.info["fps"]), count)
         return dequantised(pixels, self.info["features"][key].get("info") or {}) if name == "depth" else pixels
@@ -531,65 +269,3 @@ def decoded(cell: dict[str, Any], root: Path) -> NDArray:
     content = io.BytesIO(cell["bytes"]) if cell["bytes"] is not None else root / cell["path"]
     with Image.open(content) as image:
         return np.array(image)
-
-
-def metres(depth: NDArray) -> NDArray[np.float32]:
-    """16-bit millimetres."""
-    return (depth.astype(np.float32) / 1000).astype(np.float32)
-
-
-def dequantised(codes: NDArray[np.uint16], info: dict[str, Any]) -> NDArray[np.float32]:
-    """LeRobot's 12-bit codes of depth, logarithmic unless told otherwise, to metres; the nearest are no returns."""
-    said = {
-        name: info.get(f"video.{name}", usual)
-        for name, usual in (("depth_min", 0.01), ("depth_max", 10.0), ("shift", 3.5), ("use_log", True))
-    }
-    low, high, shift = (float(said[name]) for name in ("depth_min", "depth_max", "shift"))
-    share = codes.astype(np.float64) / 4095
-    if said["use_log"]:
-        depth = np.exp(np.log(low + shift) + share * np.log((high + shift) / (low + shift))) - shift
-    else:
-        depth = low + share * (high - low)
-    return np.where(depth < max(CLOSEST, low * 1.05), 0, depth).astype(np.float32)
-
-
-class Film:
-    """A video that is read forwards, through the ffmpeg that comes with imageio-ffmpeg."""
-
-    def __init__(self, path: Path, height: int, width: int, depth: bool) -> None:
-        if not path.exists():
-            raise UserError(f"{path} is missing: copy the dataset's videos too")
-        self.path, self.depth, self.shape = path, depth, (height, width) if depth else (height, width, 3)
-        self._position, self._process = 0, self._start()
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        from imageio_ffmpeg import get_ffmpeg_exe
-
-        code = "gray12le" if self.depth else "rgb24"
-        command = [get_ffmpeg_exe(), "-v", "error", "-i", str(self.path), "-fps_mode", "passthrough"]
-        command += ["-f", "rawvideo", "-pix_fmt", code, "-"]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
-
-    def frames(self, first: int, count: int) -> NDArray:
-        if first < self._position:
-            self.close()
-            self._position, self._process = 0, self._start()
-        while self._position < first:
-            self._read()
-        return np.stack([self._read() for _ in range(count)])
-
-    def _read(self) -> NDArray:
-        assert self._process.stdout is not None
-        dtype = np.dtype("<u2" if self.depth else "u1")
-        size = math.prod(self.shape) * dtype.itemsize
-        content = self._process.stdout.read(size)
-        if len(content) != size:
-            raise UserError(f"{self.path} ends after {self._position} frames, or is damaged: copy it again")
-        self._position += 1
-        return np.frombuffer(content, dtype).reshape(self.shape)
-
-    def close(self) -> None:
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-        self._process.terminate()
-        self._process.wait()

@@ -22,7 +22,6 @@ from ..spec import Array, Task
 
 RECORDED = "recorded"  # the world's name, if it has none
 UNKNOWN = (float("nan"), float("nan"))  # u of an object whose place nobody measured
-FIELDS = ("rgb", "depth", "mask", "K", "T_world_cam", "robot_state", "gripper", "action")
 
 
 @dataclass(frozen=True)

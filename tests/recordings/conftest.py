@@ -21,7 +21,7 @@ from scipy.spatial.transform import Rotation
 
 from memcorr.demos.store import Demonstration, Store
 from memcorr.frames import Frame
-from memcorr.recordings.lerobot import arrow_type, task_table, write_table
+from memcorr.recordings.export import arrow_type, task_table, write_table
 
 PAGE = Path(__file__).parents[2] / "docs/own-data.md"
 FPS = 20

@@ -22,7 +22,7 @@ from memcorr.demos.store import (
 )
 from memcorr.errors import UserError
 from memcorr.frames import Camera, Frame
-from memcorr.recordings.check import check, examine
+from memcorr.recordings.check.report import check, examine
 from memcorr.runs import write_json
 
 Change = Callable[[list[Frame], NDArray], tuple[list[Frame], NDArray]]

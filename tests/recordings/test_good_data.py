@@ -10,7 +10,7 @@ import pytest
 
 from memcorr.demos.store import read_demonstration, write_demonstration
 from memcorr.evaluation.sensors import noisy, with_holes
-from memcorr.recordings.check import examine
+from memcorr.recordings.check.report import examine
 from memcorr.spec import WORLD_TASKS
 from memcorr.worlds.expert import act
 from memcorr.worlds.scenes import demonstration_scenes

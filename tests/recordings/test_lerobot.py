@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from memcorr.demos.store import Demonstration, Store, demonstration_path, write_demonstration
 from memcorr.errors import UserError
 from memcorr.frames import Camera, Frame
-from memcorr.recordings.check import examine
-from memcorr.recordings.lerobot import export_lerobot, import_lerobot
+from memcorr.recordings.check.report import examine
+from memcorr.recordings.export import export_lerobot
+from memcorr.recordings.lerobot import import_lerobot
 from memcorr.runs import write_json
 
 Short = list[tuple[Demonstration, list[Frame], NDArray]]

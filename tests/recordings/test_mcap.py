@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from memcorr.demos.store import Demonstration, Store
 from memcorr.errors import UserError
 from memcorr.frames import Frame
-from memcorr.recordings.check import examine
+from memcorr.recordings.check.report import examine
 from memcorr.recordings.mcap import import_mcap
 
 Sidecars = dict[str, dict[str, Any]]

@@ -1,7 +1,7 @@
 """What a check looks at in one demonstration, and what it finds.
 
 A finding names one field and one cause. Causes hide each other (with depth in millimetres nothing fits anywhere), so
-checks run in the order of `memcorr.recordings.check`, and each hands on the evidence with what it found put right.
+checks run in the order of `report.examine`, and each hands on the evidence with what it found put right.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from ..demos.store import CHUNK, Demonstration, opened
-from ..frames import Camera, Frame
-from ..spec import Array
+from ...demos.store import CHUNK, Demonstration, opened
+from ...frames import Camera, Frame
+from ...spec import Array
 
 LOOKED_AT = 16  # frames of a demonstration, evenly spaced
 

@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from ..frames import Frame
+from ...frames import Frame
 from .evidence import Evidence, Finding, returned
 
 CROSS = cv2.getStructuringElement(cv2.MORPH_CROSS, (3, 3))

@@ -6,8 +6,8 @@ from itertools import permutations, product
 
 import numpy as np
 
-from ..demos.store import Demonstration
-from ..spec import Array
+from ...demos.store import Demonstration
+from ...spec import Array
 from .evidence import Finding, repeated
 
 GAP = 1.75  # rows' worth of time between two rows

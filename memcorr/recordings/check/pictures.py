@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from ..demos.store import Demonstration
-from ..frames import Frame
-from ..runs import written_whole
+from ...demos.store import Demonstration
+from ...frames import Frame
+from ...runs import written_whole
 from .evidence import Finding, returned
 
 TILE, GAP, HEADER, SIDE, NOTE = 176, 6, 64, 168, 22  # pixels

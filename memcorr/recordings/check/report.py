@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from ..demos.store import JOINT, NUMBERS, Demonstration, Store, opened
-from ..errors import UserError
-from ..spec import SPEC
+from ...demos.store import JOINT, NUMBERS, Demonstration, Store, opened
+from ...errors import UserError
+from ...spec import SPEC
 from .evidence import Evidence, Finding
 from .mask import check_mask
 from .motion import check_actions, check_time

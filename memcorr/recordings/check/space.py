@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..spec import Array
+from ...spec import Array
 from .evidence import Evidence, Finding, returned
 
 NEAR = 0.03  # metres between the gripper and what depth shows there: half a finger, and the noise of depth
