@@ -21,6 +21,8 @@ def data_check(data: tyro.conf.Positional[Path], picture: Path | None = None) ->
     from ..demos.store import Store
     from ..recordings.check.report import check
 
+    if (data / "meta/info.json").exists():
+        raise UserError(f"{data} is a LeRobot dataset: memcorr import lerobot {data} --out STORE, then check STORE")
     report = check(Store.open(data), picture or data / "check.png")
     for line in (report.summary, *report.notes, *report.lines()):
         print(line)
