@@ -20,6 +20,7 @@ from ..errors import UserError
 
 app = tyro.extras.SubcommandApp()
 matcher_app = tyro.extras.SubcommandApp()
+data_app, import_app, export_app = (tyro.extras.SubcommandApp() for _ in range(3))
 
 
 def number(kind: type, lowest: float, highest: float, words: str) -> PrimitiveConstructorSpec:

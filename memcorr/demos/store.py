@@ -1,21 +1,24 @@
 """Demonstrations: a lossless store that reads without the simulator.
 
 A store is a folder: `collection.json` says how it was made, `pair-017-open.h5` is one
-demonstration of T steps (200 in the paper's; at least 2). Row t of every dataset is what was seen *before* action t:
+demonstration of T steps (200 in the paper's; at least 2, and 17 to learn from). Row t of every dataset is what was
+seen *before* action t; images are of any size, S and A of any width:
 
     rgb          (T, H, W, 3) uint8
     depth        (T, H, W)    float32  metres along the optical axis; 0 = no return
     mask         (T, H, W)    bool     visible pixels of the object
     K            (T, 3, 3)    float64  intrinsics, continuous image plane
     T_world_cam  (T, 4, 4)    float64  OpenCV camera axes -> world
-    robot_state  (T, 9)       float64  end effector, right, left fingertip; metres, world
+    robot_state  (T, S)       float64  S = 9: end effector, right, left fingertip; metres, world
     gripper      (T, 3)       float64  midpoint of the fingertips; metres, world
-    action       (T, 4)       float64  displacement / 1 cm, gripper command; in [-1, 1]
+    action       (T, A)       float64  A = 4: displacement / 1 cm, gripper command; in [-1, 1]
     door_joint   (T,)         float64  the object's joint, in its unit; for choosing reference frames, never seen
     object_pose  (T, 4, 4)    float64  frame of the moving body -> world; for ground truth, never a policy input
 
-Recorded robot data fits the same layout; `door_joint` is then any scalar progress of the
-object and `object_pose` may be left out.
+    time         (T,)         float64  seconds, of recorded data; simulated data has none
+
+Recorded robot data fits the same layout; `door_joint` is then any scalar progress of the object. It, `object_pose`
+and `time` may be left out.
 """
 
 from __future__ import annotations
@@ -48,9 +51,9 @@ from ..files import (
     refuse,
     sealed,
 )
-from ..frames import FAR, Camera, Frame
+from ..frames import FARTHEST, Camera, Frame
 from ..runs import written_whole
-from ..spec import DOOR, WORLD_TASKS, Array, Task
+from ..spec import DOOR, SPEC, WORLD_TASKS, Array, Task
 
 LAYOUT = 1  # of the store; raise when a reader of the old layout would be wrong
 CHUNK = 10  # frames compressed together: still images shrink, one frame stays quick to read
@@ -63,13 +66,15 @@ IMAGES = {
 NUMBERS = {
     "K": Form("float64", ("T", 3, 3)),
     "T_world_cam": Form("float64", ("T", 4, 4)),
-    "robot_state": Form("float64", ("T", 9)),
+    "robot_state": Form("float64", ("T", "S")),
     "gripper": Form("float64", ("T", 3)),
-    "action": Form("float64", ("T", 4)),
+    "action": Form("float64", ("T", "A")),
     JOINT: Form("float64", ("T",)),
     "object_pose": Form("float64", ("T", 4, 4)),
+    "time": Form("float64", ("T",)),
 }
-FORMS, OPTIONAL = {**IMAGES, **NUMBERS}, ("object_pose",)
+FORMS, OPTIONAL = {**IMAGES, **NUMBERS}, (JOINT, "object_pose", "time")
+WORD = r"[A-Za-z0-9][\w.-]*"  # of a world and a task: part of a file's name
 LONGEST, LARGEST = 100_000, 4096  # frames, pixels: beyond this a file is damaged, and nothing is allocated for it
 LARGEST_CHUNK = 2**30  # bytes
 REMEDY = "delete it and run the same `memcorr collect` again"
@@ -88,12 +93,24 @@ class Demonstration:
     robot_state: Array
     gripper: Array
     action: Array
-    joint: Array  # (T,) of the object, in its unit
+    recorded_joint: Array | None  # (T,) of the object, in its unit
     object_pose: Array | None
     world: str = DOOR
+    time: Array | None = None  # (T,) seconds
 
     def __len__(self) -> int:
         return len(self.action)
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+    @property
+    def joint(self) -> Array:
+        """For who cannot do without."""
+        if self.recorded_joint is None:
+            raise UserError(f"{self.path} has no {JOINT}, which is needed to choose reference frames by it")
+        return self.recorded_joint
 
     def camera(self, t: int) -> Camera:
         return Camera(self.K[t], self.T_world_cam[t])
@@ -182,11 +199,11 @@ def read_demonstration(path: str | Path) -> Demonstration:
         try:
             numbers = {name: f[name][:] for name in NUMBERS if name in f}
             about = _about({name: f.attrs[name] for name in ("pair", "task", "u", "world") if name in f.attrs})
-            check_numbers(numbers)
+            check_numbers(numbers, own=about["world"] in WORLD_TASKS)
         except Exception as problem:  # a damaged file makes h5py raise almost anything
             refuse(path, _reason(problem), REMEDY)
-    joint, pose = numbers.pop(JOINT), numbers.pop("object_pose", None)
-    found = Demonstration(path, joint=joint, object_pose=pose, **about, **numbers)
+    optional = {name: numbers.pop(name, None) for name in OPTIONAL}
+    found = Demonstration(path, recorded_joint=optional.pop(JOINT), **optional, **about, **numbers)
     named = re.fullmatch(r"pair-(\d+)-(.+)\.h5", path.name)
     if named and (found.pair, found.task) != (int(named[1]), named[2]):
         _exchanged(found)
@@ -197,9 +214,11 @@ def _about(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """What the attributes say, if it makes sense; else a ValueError."""
     world, task = attributes.get("world", DOOR), attributes.get("task")
     pair, u = np.asarray(attributes.get("pair")), np.asarray(attributes.get("u"))
-    if not isinstance(world, str) or world not in WORLD_TASKS:
-        raise ValueError(f"world is {world!r}, not one of {', '.join(WORLD_TASKS)}")
-    if not isinstance(task, str) or task not in WORLD_TASKS[world]:
+    if not isinstance(world, str) or not re.fullmatch(WORD, world):
+        raise ValueError(f"world is {world!r}, not a word")
+    if not isinstance(task, str) or not re.fullmatch(WORD, task):
+        raise ValueError(f"task is {task!r}, not a word")
+    if task not in WORLD_TASKS.get(world, (task,)):  # recorded worlds have tasks of their own
         raise ValueError(f"task is {task!r}, not {' or '.join(WORLD_TASKS[world])}")
     if pair.shape != () or pair.dtype.kind not in "iu" or pair < 0:
         raise ValueError("pair is not a whole number from 0 up")
@@ -208,14 +227,18 @@ def _about(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return {"pair": int(pair), "task": task, "u": (float(u[0]), float(u[1])), "world": world}
 
 
-def check_numbers(numbers: Mapping[str, NDArray]) -> None:
-    """Raises a ValueError for what no robot and no camera reports."""
+def check_numbers(numbers: Mapping[str, NDArray], own: bool) -> None:
+    """Raises a ValueError for what no camera reports, nor a robot of our `own` worlds; what recorded data has wrong,
+    `memcorr data check` explains."""
     check_finite(numbers)
-    if np.abs(numbers["action"]).max() > 1 + 1e-6:
-        raise ValueError("action leaves [-1, 1]")
-    for name in ("robot_state", "gripper"):
-        if np.abs(numbers[name]).max() > FAR:
-            raise ValueError(f"{name} is more than {FAR:.0f} m away")
+    if own:
+        if (numbers["robot_state"].shape[1], numbers["action"].shape[1]) != (SPEC.state_dim, SPEC.action_dim):
+            raise ValueError(f"robot_state and action do not have {SPEC.state_dim} and {SPEC.action_dim} numbers")
+        if np.abs(numbers["action"]).max() > 1 + 1e-6:
+            raise ValueError("action leaves [-1, 1]")
+        for name in ("robot_state", "gripper"):
+            if np.abs(numbers[name]).max() > FARTHEST:
+                raise ValueError(f"{name} is more than {FARTHEST:.0f} m away")
     K = numbers["K"]
     if not (K[:, [0, 1], [0, 1]] > 0).all():
         raise ValueError("K has a focal length that is not positive")
@@ -233,13 +256,14 @@ def write_demonstration(
     path: Path,
     frames: Sequence[Frame],
     action: Array,
-    joint: Array,
+    joint: Array | None,
     object_pose: Array | None,
     *,
     pair: int,
     task: Task,
     u: tuple[float, float],
     world: str = DOOR,
+    time: Array | None = None,
 ) -> None:
     arrays: dict[str, NDArray] = {
         "rgb": np.stack([f.rgb for f in frames]),
@@ -250,14 +274,13 @@ def write_demonstration(
         "robot_state": np.stack([f.robot_state for f in frames]),
         "gripper": np.stack([f.gripper for f in frames]),
         "action": action,
-        JOINT: joint,
     }
-    if object_pose is not None:
-        arrays["object_pose"] = object_pose
+    optional = {JOINT: joint, "object_pose": object_pose, "time": time}
+    arrays |= {name: array for name, array in optional.items() if array is not None}
     arrays = {name: array.astype(FORMS[name].dtype, casting="same_kind", copy=False) for name, array in arrays.items()}
     check_forms({name: (array.dtype, array.shape) for name, array in arrays.items()}, FORMS, OPTIONAL)
-    check_numbers({name: array for name, array in arrays.items() if name in NUMBERS})
     about = _about({"pair": pair, "task": task, "u": u, "world": world})
+    check_numbers({name: array for name, array in arrays.items() if name in NUMBERS}, own=world in WORLD_TASKS)
     # Made in memory: HDF5 may lose a chunk that the disk refuses, say nothing, and crash when the process ends.
     with h5py.File(path, "w", driver="core", backing_store=False) as f:
         f.attrs[CHECK] = np.bytes_(SEAL + NO_SUM)
@@ -297,9 +320,11 @@ class Manifest:
 
     layout: int
     pairs: Annotated[int, Meta(ge=1, le=10**6)]
-    world: Annotated[str, Meta(pattern=f"^({'|'.join(WORLD_TASKS)})$")] = DOOR
+    world: Annotated[str, Meta(pattern=f"^{WORD}$")] = DOOR
     seed: int | None = None
     spec: dict[str, Any] | None = None
+    tasks: tuple[Annotated[str, Meta(pattern=f"^{WORD}$")], ...] = ()  # of recorded data; our worlds have theirs
+    source: str = ""  # what it was imported from
 
 
 @dataclass(frozen=True)
@@ -331,7 +356,14 @@ class Store:
         return self.manifest.world
 
     @property
-    def tasks(self) -> tuple[Task, Task]:
+    def tasks(self) -> tuple[Task, ...]:
+        """Of one of our worlds: its two, which undo each other. Of recorded data: as many as it says."""
+        if self.manifest.tasks:
+            return self.manifest.tasks
+        if self.world not in WORLD_TASKS:
+            raise UserError(
+                f'{self.root / "collection.json"} names no tasks of {self.world}: add "tasks": ["open", ...]'
+            )
         return WORLD_TASKS[self.world]
 
     def __len__(self) -> int:
@@ -340,6 +372,11 @@ class Store:
 
     def demonstration(self, pair: int, task: Task) -> Demonstration:
         return find_demonstration(self.root, self.world, pair, task)
+
+    def present(self) -> list[Demonstration]:
+        """Whatever is there: recorded data need not come in pairs."""
+        places = (demonstration_path(self.root, pair, task) for pair in range(len(self)) for task in self.tasks)
+        return [read_demonstration(path) for path in places if path.exists()]
 
     def demonstrations(self, pairs: Iterable[int]) -> list[Demonstration]:
         """Both tasks of each pair, in the order of `tasks`."""

@@ -10,6 +10,7 @@ import re
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -66,7 +67,7 @@ def card(folder: Path, repo: str) -> str:
     own = folder / "policy.md"
     if own.exists():
         return HEADER + "\n" + own.read_text(encoding="utf-8") + _loading(repo)
-    checkpoint, content = read_checkpoint(folder, torch.device("cpu")), read_config(folder)
+    checkpoint, content = read_checkpoint(folder, torch.device("cpu")), read_config(folder, dict[str, Any])
     parameters = sum(p.numel() for p in checkpoint.network.parameters())
     recipe = [f"| `{name}` | {value} |" for name, value in content["experiment"].items()]
     made = [f"| {name} | {value} |" for name, value in content.get("made_with", {}).items()]

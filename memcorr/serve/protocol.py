@@ -209,7 +209,7 @@ def read_upload(content: dict[str, Any]) -> Upload:
         robot_state=a["robot_state"],
         gripper=a["gripper"],
         action=np.zeros((T, 0)),  # a reference is followed by what is seen of it
-        joint=np.zeros(T),
+        recorded_joint=None,
         object_pose=None,
         images=(a["rgb"], a["depth"], a["mask"]),
     )

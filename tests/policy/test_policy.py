@@ -146,9 +146,11 @@ NAN = float("nan")
 WRONG: dict[str, tuple[Callable[[Frame], Frame], str]] = {
     "NaN state": (lambda f: changed(f, robot_state=np.full(9, NAN)), "robot_state holds NaN"),
     "infinite gripper": (lambda f: changed(f, gripper=np.array([0.0, np.inf, 0.0])), "gripper holds NaN"),
-    "gripper in another galaxy": (lambda f: changed(f, gripper=np.full(3, 1e30)), "gripper is 1e\\+30 m away"),
-    "state in millimetres": (lambda f: changed(f, robot_state=np.full(9, 5000.0)), "millimetres"),
-    "absurd focal length": (lambda f: changed(f, camera=Camera(1e9 * f.camera.K, f.camera.T_world_cam)), "K reaches"),
+    "gripper in another galaxy": (lambda f: changed(f, gripper=np.full(3, 1e30)), "gripper reaches 1e\\+30"),
+    "absurd focal length": (
+        lambda f: changed(f, camera=Camera(1e9 * f.camera.K, f.camera.T_world_cam)),
+        "pixels are expected",
+    ),
     "state of one number": (lambda f: changed(f, robot_state=np.zeros(1)), "robot_state must have shape"),
     "state as a list": (lambda f: changed(f, robot_state=[0.0] * 9), "robot_state must be an array"),
     "depth in millimetres": (lambda f: changed(f, depth=1000 * f.depth), "millimetres"),

@@ -1,0 +1,103 @@
+"""The verbs for recordings of your own: in, out, and looked at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import tyro
+
+from ..errors import UserError
+from .options import Speed, app, data_app, export_app, import_app, verb
+
+
+@verb(data_app, "check")
+def data_check(data: tyro.conf.Positional[Path], picture: Path | None = None) -> None:
+    """What is there, what is wrong with it and in whose frame, with pictures; exit code 2 if something is wrong.
+
+    Args:
+        data: Folder of the demonstrations.
+        picture: Page of pictures; DATA/check.png if not given.
+    """
+    from ..demos.store import Store
+    from ..recordings.check.report import check
+
+    if (data / "meta/info.json").exists():
+        raise UserError(f"{data} is a LeRobot dataset: memcorr import lerobot {data} --out STORE, then check STORE")
+    report = check(Store.open(data), picture or data / "check.png")
+    for line in (report.summary, *report.notes, *report.lines()):
+        print(line)
+    if report.findings:
+        wrong = len({finding.demonstration for finding in report.findings})
+        raise UserError(f"{data}: something is wrong in {wrong} demonstrations, see above; look at {report.picture}")
+    print(f"nothing is wrong; look at {report.picture}")
+
+
+@verb(import_app, "lerobot")
+def import_lerobot(
+    data: tyro.conf.Positional[Path],
+    out: Path,
+    world: str | None = None,
+    mapping: Path | None = None,
+    calibration: Path | None = None,
+    masks: bool = True,
+) -> None:
+    """Read a LeRobotDataset v3.0 with colour and depth, as images or as video, into a store.
+
+    Args:
+        data: Folder of the dataset, the one that holds meta/info.json.
+        out: Folder of the store that is made.
+        world: What the recordings are of, one word; as the dataset says, else "recorded".
+        mapping: JSON file that says which feature holds what; DATA/mapping.json if there is one. An export needs none.
+        calibration: JSON file with K and T_world_cam where the dataset has none; DATA/calibration.json if there is one.
+        masks: Whether the dataset has masks of the object. Without, empty ones are written, to be drawn later.
+    """
+    from ..recordings.lerobot import import_lerobot
+
+    made = import_lerobot(data, out, world, mapping, calibration, masks)
+    print(f"wrote {made} demonstrations to {out}; next: memcorr data check {out}")
+
+
+@verb(import_app, "mcap")
+def import_mcap(
+    data: tyro.conf.Positional[Path],
+    out: Path,
+    world: str | None = None,
+    mapping: Path | None = None,
+    calibration: Path | None = None,
+    masks: bool = True,
+) -> None:
+    """Read ROS 2 recordings (one MCAP file per demonstration) into a store.
+
+    Args:
+        data: Folder of the .mcap files, named pair-000-open.mcap, or named in the mapping.
+        out: Folder of the store that is made.
+        world: What the recordings are of, one word; "recorded" if not given.
+        mapping: JSON file that says which topic holds what; DATA/mapping.json if not given.
+        calibration: JSON file with K and T_world_cam where the files have none; DATA/calibration.json if there is one.
+        masks: Whether there is a topic of masks. Without, empty ones are written, to be drawn later.
+    """
+    from ..recordings.mcap import import_mcap
+
+    made = import_mcap(data, out, world, mapping, calibration, masks)
+    print(f"wrote {made} demonstrations to {out}; next: memcorr data check {out}")
+
+
+@verb(export_app, "lerobot")
+def export_lerobot(data: tyro.conf.Positional[Path], out: Path, fps: Speed = 0) -> None:
+    """Write a store as a LeRobotDataset v3.0, lossless: importing it gives the same files.
+
+    Args:
+        data: Folder of the store.
+        out: Folder of the dataset that is made.
+        fps: Rows per second; from the times that were recorded if not given, 80 for simulated worlds.
+    """
+    from ..demos.store import Store
+    from ..recordings.export import export_lerobot
+
+    made = export_lerobot(Store.open(data), out, fps or None)
+    print(f"wrote {made} episodes to {out}")
+
+
+app.command(data_app, name="data", help="Look at demonstrations before learning from them.")
+app.command(import_app, name="import", help="Read recordings of your own into a store.")
+app.command(export_app, name="export", help="Write a store for others to read.")

@@ -1,0 +1,146 @@
+"""`memcorr data check`: what is there, and what is wrong with it, before anybody learns from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from ...demos.store import JOINT, NUMBERS, Demonstration, Store, opened
+from ...errors import UserError
+from ...spec import SPEC
+from .evidence import Evidence, Finding
+from .mask import check_mask
+from .motion import check_actions, check_time
+from .pictures import write_pictures
+from .space import check_depth, check_hand, check_intrinsics, check_rotation
+
+SHORTEST = SPEC.chunk + 1  # rows: one chunk of actions, and what came after it
+SMALLEST = 64  # pixels
+TOGETHER = 0.01  # metres between the starts of two tasks that count as one start
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `check` saw."""
+
+    summary: str
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]  # worth knowing, nothing wrong
+    picture: Path
+
+    def lines(self) -> list[str]:
+        """One per cause: demonstrations with the same one share it."""
+        causes: dict[tuple[str, str], list[Finding]] = {}
+        for finding in self.findings:
+            causes.setdefault((finding.field, finding.fault), []).append(finding)
+        return [same[0].line(len(same) - 1) for same in causes.values()]
+
+
+def check_layout(demonstration: Demonstration) -> list[Finding]:
+    """Shapes, types and numbers, so that everything after can rely on them."""
+    d, found = demonstration, []
+
+    def say(field: str, fault: str, wrong: str, right: str) -> None:
+        found.append(Finding(d.name, field, fault, wrong, right))
+
+    with opened(d.path) as f:
+        if missing := [name for name in ("rgb", "depth", "mask") if name not in f]:
+            say(missing[0], "missing", "there is none", "see docs/data.md for the layout")
+            return found
+        shapes = {name: f[name].shape for name in f}
+        types = {name: f[name].dtype for name in f}
+    size = shapes["rgb"][1:3]
+    expected: dict[str, tuple[type, tuple[int, ...]]] = {
+        "rgb": (np.uint8, (len(d), *size, 3)),
+        "depth": (np.floating, (len(d), *size)),
+        "mask": (np.bool_, (len(d), *size)),
+        "K": (np.floating, (len(d), 3, 3)),
+        "T_world_cam": (np.floating, (len(d), 4, 4)),
+        "gripper": (np.floating, (len(d), 3)),
+    }
+    for name in ("robot_state", "action"):
+        expected[name] = (np.floating, (len(d), *shapes[name][1:2]))
+    for name, width in ((JOINT, ()), ("time", ()), ("object_pose", (4, 4))):
+        if name in shapes:
+            expected[name] = (np.floating, (len(d), *width))
+    for name, (kind, shape) in expected.items():
+        if shapes[name] != shape:
+            say(name, "shape", f"its shape is {shapes[name]}", f"{shape} is expected, as the other fields have it")
+        elif not np.issubdtype(types[name], kind):
+            say(name, "type", f"its numbers are {types[name]}", f"{kind.__name__.strip('_')} is expected")
+    for name in NUMBERS:
+        if not np.isfinite(values := getattr(d, name)).all():
+            row = int(np.argmin(np.isfinite(values.reshape(len(d), -1)).all(axis=1)))
+            say(name, "not-finite", f"NaN or infinity in row {row}", "give numbers, or leave the row out")
+    if len(d) < SHORTEST:
+        say("action", "short", f"{len(d)} rows", f"at least {SHORTEST} are needed")
+    if min(size) < SMALLEST:
+        say("rgb", "small", f"images are {size[1]} x {size[0]}", f"at least {SMALLEST} pixels are needed each way")
+    return found
+
+
+def examine(demonstration: Demonstration) -> list[Finding]:
+    """Everything that is wrong with one demonstration, each cause once."""
+    if found := check_layout(demonstration):
+        return found
+    of_time = check_time(demonstration)
+    evidence, found = check_depth(Evidence.of(demonstration))
+    evidence, of_intrinsics = check_intrinsics(evidence)
+    of_camera = check_rotation(evidence)
+    faults = {finding.fault for finding in (*of_time, *found, *of_camera)}
+    if not faults & {"repeated", "no-returns", "transposed", "not-rigid", "mirrors"}:
+        evidence, of_camera = check_hand(evidence)
+    found = [*found, *of_intrinsics, *of_camera, *check_mask(evidence), *of_time]
+    if not of_time:
+        found += check_actions(demonstration, all(finding.field != "gripper" for finding in of_camera))
+    return found
+
+
+def check(store: Store, picture: Path) -> Report:
+    """All demonstrations of a store, and one page of pictures of them."""
+    present = store.present()
+    if not present:
+        raise UserError(f"{store.root} holds no demonstrations such as pair-000-{store.tasks[0]}.h5")
+    findings: list[Finding] = []
+    for demonstration in tqdm(present, "check", unit="demo", leave=False):
+        findings += examine(demonstration)
+    write_pictures(present, findings, picture)
+    return Report(describe(store, present), tuple(findings), tuple(notes(store, present)), picture)
+
+
+def describe(store: Store, present: Sequence[Demonstration]) -> str:
+    lengths = sorted({len(d) for d in present})
+    rows = f"{lengths[0]}" if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
+    with opened(present[0].path) as f:
+        height, width = f["rgb"].shape[1:3]
+    first = present[0]
+    lacks = [
+        name
+        for name, array in ((JOINT, first.recorded_joint), ("object_pose", first.object_pose), ("time", first.time))
+        if array is None
+    ]
+    return (
+        f"{len(present)} demonstrations of {store.world} ({', '.join(store.tasks)}), {rows} rows, "
+        f"images {width} x {height}, robot_state {first.robot_state.shape[1]}, action {first.action.shape[1]}"
+        + (f"; without {', '.join(lacks)}" if lacks else "")
+    )
+
+
+def notes(store: Store, present: Sequence[Demonstration]) -> list[str]:
+    """Whether pairs are pairs: the counterfactual objective compares tasks from one start."""
+    pairs: dict[int, list[Demonstration]] = {}
+    for demonstration in present:
+        pairs.setdefault(demonstration.pair, []).append(demonstration)
+    whole = [both for both in pairs.values() if len(both) == 2]
+    if len(whole) < len(pairs):
+        alone = len(pairs) - len(whole)
+        return [f"{alone} of {len(pairs)} pairs lack one of two tasks: paired training has nothing to compare there"]
+    apart = np.array([np.linalg.norm(a.gripper[0] - b.gripper[0]) for a, b in whole])
+    text = f"{len(whole)} pair{'s' * (len(whole) > 1)}; their grippers start at most {1000 * apart.max():.1f} mm apart"
+    return [
+        text + (f" ({(apart > TOGETHER).sum()} more than {1000 * TOGETHER:.0f} mm)" if apart.max() > TOGETHER else "")
+    ]

@@ -1,0 +1,274 @@
+"""LeRobotDataset v3.0 into a store, without lerobot: pyarrow for the tables, Pillow for the images.
+
+Our own exports come back as the same files; other people's datasets are read by what `mapping.json` and
+`calibration.json` say of them. Depth may be float metres, 16-bit millimetres or video.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from tqdm import tqdm
+
+from ..demos.store import JOINT
+from ..errors import UserError
+from ..files import read_json
+from ..frames import Camera, Frame
+from .film import Film, dequantised, metres
+from .sidecars import (
+    RECORDED,
+    Recording,
+    fits,
+    needs_calibration,
+    read_calibration,
+    read_sidecar,
+    word,
+    write_store,
+)
+
+try:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+except ImportError as problem:  # an extra
+    raise UserError("reading and writing LeRobot datasets needs pyarrow: pip install 'memcorr[lerobot]'") from problem
+
+VERSION = "v3.0"
+OWN = "meta/memcorr.json"
+IMAGES = {name: f"observation.images.{name}" for name in ("rgb", "depth", "mask")}
+NUMBERS = {
+    "robot_state": "observation.state",
+    "gripper": "observation.gripper",
+    "K": "observation.camera.K",
+    "T_world_cam": "observation.camera.T_world_cam",
+    "action": "action",
+}
+EXTRA = {JOINT: "extra.joint", "object_pose": "extra.object_pose", "time": "extra.time"}  # no policy's input
+COUNTERS = {"timestamp": "float32"} | dict.fromkeys(("frame_index", "episode_index", "index", "task_index"), "int64")
+
+
+def import_lerobot(
+    root: Path,
+    out: Path,
+    world: str | None = None,
+    mapping: Path | None = None,
+    calibration: Path | None = None,
+    masks: bool = True,
+) -> int:
+    """Every episode; how many."""
+    dataset = Dataset.open(root, mapping, calibration, masks)
+    own = read_json(root / OWN, dict[str, Any], "what memcorr exported", COPY) if (root / OWN).exists() else None
+    manifest = {"world": word(world or RECORDED), "source": f"LeRobotDataset {VERSION}"}
+    recordings = dataset.recordings(own["episodes"] if own else None)
+    if own is not None and world is None:
+        manifest = own["collection"]
+    else:
+        recordings = (replace(recording, world=None) for recording in recordings)
+    try:
+        return write_store(out, recordings, manifest)
+    except pa.ArrowException as problem:
+        raise UserError(f"{root} is damaged ({str(problem).splitlines()[0]}); copy the dataset again") from None
+
+
+COPY = "copy the dataset again"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a field comes from: a feature, or some of its columns."""
+
+    key: str
+    columns: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A LeRobotDataset on disk, and what its features mean."""
+
+    root: Path
+    info: dict[str, Any]
+    sources: dict[str, Source]  # by our names
+    calibration: Camera | None
+    pairs: dict[int, int]  # episode -> pair, where declared
+    words: dict[str, str]  # description of a task -> its short name
+
+    @staticmethod
+    def open(root: Path, mapping: Path | None, calibration: Path | None, masks: bool) -> Dataset:
+        if not (root / "meta/info.json").exists():
+            raise UserError(f"{root} is no LeRobotDataset: it has no meta/info.json")
+        info = read_json(root / "meta/info.json", dict[str, Any], "a description of a dataset", COPY)
+        if (version := info.get("codebase_version")) != VERSION:
+            raise UserError(
+                f"{root} is a LeRobotDataset {version}, {VERSION} is read; convert it with "
+                "python -m lerobot.scripts.convert_dataset_v21_to_v30"
+            )
+        if not isinstance(info.get("features"), dict):
+            raise UserError(f"{root / 'meta/info.json'} names no features; copy the dataset again")
+        said = read_sidecar(mapping, root / "mapping.json")
+        features = info["features"]
+        usual = {name: key for name, key in {**IMAGES, **NUMBERS, **EXTRA}.items() if key in features}
+        sources = {name: Source(key) for name, key in usual.items()}
+        for name in (*IMAGES, *NUMBERS, *EXTRA):
+            if name in said:
+                sources[name] = source(name, said[name], features, root)
+        camera, missing = None, [name for name in ("K", "T_world_cam") if name not in sources]
+        if missing:
+            found = read_calibration(calibration, root / "calibration.json")
+            if found is None:
+                raise needs_calibration(root, missing)
+            height, width = features[sources["rgb"].key]["shape"][:2] if "rgb" in sources else (0, 0)
+            if "rgb" in sources:
+                fits(found, height, width, root)
+            camera = found.camera
+        needed = [name for name in ("rgb", "depth", "robot_state", "gripper", "action") if name not in sources]
+        if needed or (masks and "mask" not in sources):
+            asked = [*needed, *(["mask"] if masks and "mask" not in sources else [])]
+            hint = "; --no-masks imports without masks" if "mask" in asked else ""
+            raise UserError(
+                f"{root} has no feature for {', '.join(asked)}: name them in {root / 'mapping.json'}, as in "
+                f'{{"{asked[0]}": "FEATURE"}} or {{"gripper": {{"feature": "FEATURE", "columns": [0, 1, 2]}}}}; '
+                f"it has {', '.join(key for key in features if key not in COUNTERS)}{hint}"
+            )
+        pairs = {episode: number for number, both in enumerate(said.get("pairs", [])) for episode in both}
+        return Dataset(root, info, sources, camera, pairs, said.get("tasks", {}))
+
+    def recordings(self, own: list[dict[str, Any]] | None) -> Iterator[Recording]:
+        names = task_names(self.root)
+        rows = [row for path in sorted(self.root.glob("meta/episodes/*/*.parquet")) for row in episode_rows(path)]
+        films: dict[str, Film] = {}
+        try:
+            for row in tqdm(sorted(rows, key=lambda r: r["episode_index"]), "import", unit="episode", leave=False):
+                index = int(row["episode_index"])
+                path = self.root / self.info["data_path"].format(
+                    chunk_index=row["data/chunk_index"], file_index=row["data/file_index"]
+                )
+                keys = {s.key for s in self.sources.values() if self.info["features"][s.key]["dtype"] != "video"}
+                wanted = [*sorted(keys), "timestamp", "task_index", "frame_index"]
+                table = pq.read_table(path, columns=wanted, filters=[("episode_index", "=", index)])
+                table = table.sort_by("frame_index")
+                about = own[index] if own else None
+                task = about["task"] if about else self.task(names[table["task_index"][0].as_py()])
+                yield self.recording(row, table, task, about, films)
+        finally:
+            for film in films.values():
+                film.close()
+
+    def task(self, description: str) -> str:
+        return self.words.get(description) or word(description)
+
+    def recording(
+        self, row: dict[str, Any], table: pa.Table, task: str, about: dict[str, Any] | None, films: dict[str, Film]
+    ) -> Recording:
+        numbers = {name: self.numbers(name, table) for name in (*NUMBERS, *EXTRA) if name in self.sources}
+        n = len(table)
+        images = {name: self.images(name, row, table, films) for name in IMAGES if name in self.sources}
+        if "mask" not in images:
+            images["mask"] = np.zeros(images["depth"].shape, bool)
+        if images["rgb"].shape[:3] != images["depth"].shape:
+            raise UserError(
+                f"{self.root}: colour is {images['rgb'].shape[1:3]}, depth {images['depth'].shape[1:]} pixels; "
+                "align depth to colour when recording"
+            )
+        if self.calibration is not None:
+            numbers.setdefault("K", np.broadcast_to(self.calibration.K, (n, 3, 3)))
+            numbers.setdefault("T_world_cam", np.broadcast_to(self.calibration.T_world_cam, (n, 4, 4)))
+        K, T = numbers["K"].reshape(n, 3, 3), numbers["T_world_cam"].reshape(n, 4, 4)
+        frames = [
+            Frame(rgb, depth, mask, Camera(K[t], T[t]), numbers["robot_state"][t], numbers["gripper"][t])
+            for t, (rgb, depth, mask) in enumerate(zip(images["rgb"], images["depth"], images["mask"], strict=True))
+        ]
+        extras = {name: numbers[name] for name in EXTRA if name in numbers and (not about or name in about["extras"])}
+        if about is None and "time" not in extras:
+            extras["time"] = table["timestamp"].to_numpy().astype(np.float64)
+        pose = extras.get("object_pose")
+        index = int(row["episode_index"])
+        return Recording(
+            about["pair"] if about else self.pairs.get(index, len(self.pairs) + index),
+            task,
+            frames,
+            numbers["action"],
+            (float(about["u"][0]), float(about["u"][1])) if about else Recording.u,
+            joint=extras[JOINT].reshape(n) if JOINT in extras else None,
+            object_pose=pose.reshape(n, 4, 4) if pose is not None else None,
+            time=extras["time"].reshape(n) if "time" in extras else None,
+            world=about["world"] if about else None,
+        )
+
+    def numbers(self, name: str, table: pa.Table) -> NDArray:
+        """(T, width) in the type they were stored in, if that is float64; other people's float32 become float64."""
+        source = self.sources[name]
+        column = table[source.key].combine_chunks()
+        flat = column.flatten() if pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type) else column
+        while pa.types.is_list(flat.type) or pa.types.is_fixed_size_list(flat.type):
+            flat = flat.flatten()
+        values = flat.to_numpy(zero_copy_only=False).reshape(len(table), -1).astype(np.float64)
+        return values if source.columns is None else np.ascontiguousarray(values[:, list(source.columns)])
+
+    def images(self, name: str, row: dict[str, Any], table: pa.Table, films: dict[str, Film]) -> NDArray:
+        key = self.sources[name].key
+        description = self.info["features"][key]
+        if description["dtype"] == "video":
+            pixels = self.filmed(name, key, row, len(table), films)
+        else:
+            pixels = np.stack([decoded(cell, self.root) for cell in table[key].to_pylist()])
+        if name == "rgb":
+            return pixels[..., :3]
+        if name == "mask":
+            return (pixels if pixels.ndim == 3 else pixels.max(axis=-1)) > (127 if pixels.max(initial=0) > 1 else 0)
+        if pixels.dtype == np.float32 and description["dtype"] == "image":
+            unit = (description.get("info") or {}).get("depth_unit", "m")
+            return pixels if unit == "m" else (pixels / 1000).astype(np.float32)
+        return metres(pixels) if description["dtype"] == "image" else pixels
+
+    def filmed(self, name: str, key: str, row: dict[str, Any], count: int, films: dict[str, Film]) -> NDArray:
+        """Frames of an episode from the file that holds several."""
+        place = self.root / self.info["video_path"].format(
+            video_key=key, chunk_index=row[f"videos/{key}/chunk_index"], file_index=row[f"videos/{key}/file_index"]
+        )
+        height, width = self.info["features"][key]["shape"][:2]
+        if key in films and films[key].path != place:
+            films.pop(key).close()
+        if key not in films:
+            films[key] = Film(place, height, width, depth=name == "depth")
+        pixels = films[key].frames(round(row[f"videos/{key}/from_timestamp"] * self.info["fps"]), count)
+        return dequantised(pixels, self.info["features"][key].get("info") or {}) if name == "depth" else pixels
+
+
+def source(name: str, said: Any, features: dict[str, Any], root: Path) -> Source:
+    found = (
+        Source(said)
+        if isinstance(said, str)
+        else Source(said.get("feature", ""), tuple(said.get("columns", ())) or None)
+    )
+    if found.key not in features:
+        raise UserError(
+            f"{root / 'mapping.json'}: {name} is to be {found.key!r}, which the dataset has not; "
+            f"it has {', '.join(key for key in features if key not in COUNTERS)}"
+        )
+    return found
+
+
+def task_names(root: Path) -> dict[int, str]:
+    """The description of each task."""
+    table = pq.read_table(root / "meta/tasks.parquet")
+    text = "task" if "task" in table.column_names else "__index_level_0__"
+    return dict(zip(table["task_index"].to_pylist(), table[text].to_pylist(), strict=True))
+
+
+def episode_rows(path: Path) -> list[dict[str, Any]]:
+    file = pq.ParquetFile(path)
+    names = [name for name in file.schema_arrow.names if not name.startswith("stats/")]
+    return file.read(columns=names).to_pylist()
+
+
+def decoded(cell: dict[str, Any], root: Path) -> NDArray:
+    """An image column holds bytes, or a path."""
+    content = io.BytesIO(cell["bytes"]) if cell["bytes"] is not None else root / cell["path"]
+    with Image.open(content) as image:
+        return np.array(image)

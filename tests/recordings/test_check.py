@@ -1,0 +1,265 @@
+"""`memcorr data check`: every injected fault is named, and good data, however noisy, is left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from memcorr.demos.store import (
+    Demonstration,
+    Store,
+    demonstration_path,
+    read_demonstration,
+    write_demonstration,
+)
+from memcorr.errors import UserError
+from memcorr.files import write_json
+from memcorr.frames import Camera, Frame
+from memcorr.recordings.check.report import check, examine
+
+Change = Callable[[list[Frame], NDArray], tuple[list[Frame], NDArray]]
+OPENGL = np.diag([1.0, -1.0, -1.0, 1.0])
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is done to a good recording, and what has to be said about it."""
+
+    change: Change
+    field: str
+    words: tuple[str, ...]  # each in the one line
+    time: Callable[[int], NDArray] | None = None
+
+
+def frames(change: Callable[[Frame], Frame]) -> Change:
+    return lambda seen, action: ([change(f) for f in seen], action)
+
+
+def poses(change: Callable[[NDArray], NDArray]) -> Change:
+    return frames(lambda f: replace(f, camera=Camera(f.camera.K, change(f.camera.T_world_cam))))
+
+
+def actions(change: Callable[[NDArray], NDArray]) -> Change:
+    return lambda seen, action: (seen, change(action))
+
+
+def boxed(frame: Frame) -> Frame:
+    mask = np.zeros_like(frame.mask)
+    mask[84:104, 50:75] = True
+    return replace(frame, mask=mask)
+
+
+def in_camera(frame: Frame) -> Frame:
+    g = np.linalg.inv(frame.camera.T_world_cam) @ np.append(frame.gripper, 1.0)
+    return replace(frame, gripper=g[:3], robot_state=np.zeros(9))
+
+
+def moved(frame: Frame) -> Frame:
+    by = np.array([0.12, -0.10, 0.08])
+    return replace(frame, gripper=frame.gripper + by, robot_state=frame.robot_state + np.tile(by, 3))
+
+
+def interrupted(seen: list[Frame], action: NDArray) -> tuple[list[Frame], NDArray]:
+    """Fifteen rows are lost where the hand is fastest."""
+    steps = np.linalg.norm(np.diff([f.gripper for f in seen], axis=0), axis=1)
+    first = int(np.argmax(np.convolve(steps, np.ones(15), "valid")))
+    kept = [t for t in range(len(seen)) if not first < t <= first + 15]
+    return [seen[t] for t in kept], action[kept]
+
+
+def thinned(frame: Frame) -> Frame:
+    lost = np.random.default_rng(0).random(frame.depth.shape) < 0.9
+    return replace(frame, depth=np.where(lost, 0, frame.depth).astype(np.float32))
+
+
+def late_clock(length: int) -> NDArray:
+    return 0.05 * np.arange(length) + 0.6 * (np.arange(length) >= 90)
+
+
+FAULTS = {
+    "depth in millimetres": Fault(
+        frames(lambda f: replace(f, depth=1000 * f.depth)), "depth", ("millimetres", "divide by 1000")
+    ),
+    "inverted extrinsics": Fault(poses(lambda T: np.linalg.inv(T)), "T_world_cam", ("T_cam_world", "invert it")),
+    "OpenGL axes": Fault(poses(lambda T: T @ OPENGL), "T_world_cam", ("OpenGL", "negate its second and third column")),
+    "inverted extrinsics with OpenGL axes": Fault(
+        poses(lambda T: np.linalg.inv(T @ OPENGL)), "T_world_cam", ("world to camera", "OpenGL")
+    ),
+    "extrinsics that nothing explains": Fault(
+        poses(lambda T: T @ np.block([[cv2.Rodrigues(np.array([0.6, 0.3, 0.1]))[0], np.zeros((3, 1))], [0, 0, 0, 1]])),
+        "T_world_cam",
+        ("no surface in view is level", "calibrate anew"),
+    ),
+    "intrinsics of an image twice as large": Fault(
+        frames(lambda f: replace(f, camera=Camera(np.diag([2.0, 2.0, 1.0]) @ f.camera.K, f.camera.T_world_cam))),
+        "K",
+        ("256 x 256", "multiply its first row by 0.5"),
+    ),
+    "images upside down": Fault(
+        frames(lambda f: replace(f, rgb=f.rgb[::-1], depth=f.depth[::-1], mask=f.mask[::-1])),
+        "rgb, depth, mask",
+        ("upside down", "reverse their rows"),
+    ),
+    "no returns": Fault(frames(thinned), "depth", ("no return at 9", "%")),
+    "no returns on the object": Fault(
+        frames(lambda f: replace(f, depth=np.where(f.mask, 0, f.depth).astype(np.float32))),
+        "depth",
+        ("100 % of the object's pixels",),
+    ),
+    "mask empty": Fault(
+        frames(lambda f: replace(f, mask=np.zeros_like(f.mask))), "mask", ("empty in 16 of 16", "mark the visible")
+    ),
+    "mask inverted": Fault(frames(lambda f: replace(f, mask=~f.mask)), "mask", ("% of the image", "negate it")),
+    "mask beside the object": Fault(
+        frames(lambda f: replace(f, mask=np.roll(f.mask, (9, 14), (0, 1)))),
+        "mask",
+        ("not on the object", "-14 px across and -9 px down"),
+    ),
+    "mask on the table": Fault(frames(boxed), "mask", ("not on an object",)),
+    "gripper in millimetres": Fault(
+        frames(lambda f: replace(f, gripper=1000 * f.gripper, robot_state=1000 * f.robot_state)),
+        "gripper",
+        ("millimetres", "divide by 1000"),
+    ),
+    "gripper in the camera's frame": Fault(frames(in_camera), "gripper", ("camera's frame", "apply T_world_cam")),
+    "gripper beside the hand": Fault(frames(moved), "gripper", ("does not project onto the hand", "level table")),
+    "gripper at the wrist": Fault(
+        frames(lambda f: replace(f, gripper=f.gripper + np.array([0.0, -0.3, 0.15]))),
+        "gripper",
+        ("midpoint of the fingertips",),
+    ),
+    "gap, without times": Fault(interrupted, "gripper", ("it jumps by", "rows are missing")),
+    "gap, with times": Fault(
+        frames(lambda f: f), "time", ("0.650 s pass after row 89", "12 rows are missing"), time=late_clock
+    ),
+    "a slow camera": Fault(
+        lambda seen, action: ([replace(f, rgb=seen[t - t % 3].rgb) for t, f in enumerate(seen)], action),
+        "rgb",
+        ("repeat the one before while the hand moves",),
+    ),
+    "depth that stops": Fault(
+        lambda seen, action: ([replace(f, depth=seen[min(t, 20)].depth) for t, f in enumerate(seen)], action),
+        "depth",
+        ("repeat the one before", "first: row 21"),
+    ),
+    "actions of another recording": Fault(
+        actions(lambda a: np.random.default_rng(0).permutation(a)), "action", ("explains", "this very demonstration")
+    ),
+    "actions that come late": Fault(
+        actions(lambda a: np.roll(a, 15, axis=0)), "action", ("rows late", "after the picture")
+    ),
+    "actions along other axes": Fault(
+        actions(lambda a: a[:, [1, 0, 2, 3]] * [1, -1, 1, 1]), "action", ("its axes are not the world's", "-y, x, z")
+    ),
+    "actions in metres": Fault(actions(lambda a: a * [0.01, 0.01, 0.01, 1]), "action", ("divided by 1 cm",)),
+    "actions that are missing": Fault(actions(np.zeros_like), "action", ("never changes",)),
+}
+
+
+def rewritten(d: Demonstration, path: Path, seen: list[Frame], action: NDArray, **more: Any) -> Demonstration:
+    write_demonstration(path, seen, action, None, None, pair=d.pair, task=d.task, u=d.u, world=d.world, **more)
+    return read_demonstration(path)
+
+
+@pytest.fixture(scope="module")
+def good(store: Store) -> tuple[Demonstration, list[Frame]]:
+    d = store.demonstration(1, "open")
+    return d, d.frames(range(len(d)))
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_named_in_one_line_and_no_other_is(
+    good: tuple[Demonstration, list[Frame]], tmp_path: Path, name: str
+) -> None:
+    fault, (d, seen) = FAULTS[name], good
+    changed, action = fault.change(seen, d.action)
+    time = fault.time(len(changed)) if fault.time else None
+    found = examine(rewritten(d, tmp_path / "pair-001-open.h5", changed, action, time=time))
+    assert len(found) == 1, [f.line() for f in found]
+    line = found[0].line()
+    assert "\n" not in line and line.startswith(f"pair-001-open: {fault.field}: "), line
+    for words in fault.words:
+        assert words in line
+
+
+def test_faults_do_not_hide_each_other(good: tuple[Demonstration, list[Frame]], tmp_path: Path) -> None:
+    """Depth in millimetres, an inverted camera and a mask beside the object: three lines."""
+    d, seen = good
+    for name in ("depth in millimetres", "inverted extrinsics", "mask beside the object"):
+        seen, _ = FAULTS[name].change(seen, d.action)
+    found = examine(rewritten(d, tmp_path / "all.h5", seen, d.action))
+    assert [(f.field, f.fault) for f in found] == [
+        ("depth", "millimetres"),
+        ("T_world_cam", "inverted"),
+        ("mask", "displaced"),
+    ]
+
+
+def test_wrong_shapes_are_named_before_anything_is_computed(
+    good: tuple[Demonstration, list[Frame]], tmp_path: Path
+) -> None:
+    d, seen = good
+    small = [replace(f, mask=f.mask[::2, ::2]) for f in seen]
+    (found,) = examine(rewritten(d, tmp_path / "small.h5", small, d.action))
+    assert found.field == "mask" and "(200, 64, 64)" in found.wrong and "(200, 128, 128)" in found.right
+    broken = np.array(d.action)
+    broken[7] = np.nan
+    (found,) = examine(rewritten(d, tmp_path / "nan.h5", seen, broken))
+    assert found.field == "action" and "row 7" in found.wrong
+    (found,) = examine(rewritten(d, tmp_path / "short.h5", seen[:16], d.action[:16]))
+    assert "16 rows" in found.wrong and "at least 17" in found.right
+
+
+def test_other_shapes_of_state_action_and_image_are_no_fault(
+    good: tuple[Demonstration, list[Frame]], tmp_path: Path
+) -> None:
+    """7 joints, 7 numbers of action, 96 x 128 pixels, and actions that are positions to go to."""
+    d, seen = good
+
+    def cut(f: Frame) -> Frame:
+        K = f.camera.K - np.array([[0, 0, 0], [0, 0, 16], [0, 0, 0]])
+        camera = Camera(K, f.camera.T_world_cam)
+        return Frame(f.rgb[16:112], f.depth[16:112], f.mask[16:112], camera, f.robot_state[:7], f.gripper)
+
+    target = np.column_stack([d.gripper + 0.01 * d.action[:, :3], np.zeros((len(d), 4))])
+    assert not examine(rewritten(d, tmp_path / "x.h5", [cut(f) for f in seen], target))
+
+
+def test_the_report_says_what_is_there_groups_what_is_wrong_and_draws_it(store: Store, tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    root.mkdir()
+    for pair in range(2):
+        for task in store.tasks:
+            d = store.demonstration(pair, task)
+            seen, action = d.frames(range(len(d))), d.action
+            if pair == 1:
+                seen, action = FAULTS["inverted extrinsics"].change(seen, action)
+            rewritten(d, demonstration_path(root, pair, task), seen, action)
+    write_json(root / "collection.json", {"layout": 1, "pairs": 2})
+    report = check(Store.open(root), root / "check.png")
+    assert "4 demonstrations of door (open, close), 200 rows, images 128 x 128" in report.summary
+    assert "without door_joint, object_pose, time" in report.summary
+    assert report.notes == ("2 pairs; their grippers start at most 0.0 mm apart",)
+    (line,) = report.lines()
+    assert line.startswith("pair-001-open and 1 more: T_world_cam: it maps world to camera")
+    with Image.open(root / "check.png") as page:
+        assert page.width > 1000
+
+
+def test_a_store_without_a_joint_says_so_when_it_is_needed(
+    good: tuple[Demonstration, list[Frame]], tmp_path: Path
+) -> None:
+    d, seen = good
+    bare = rewritten(d, tmp_path / "bare.h5", seen[:17], d.action[:17], time=np.arange(17.0))
+    assert len(bare) == 17 and bare.recorded_joint is None and bare.object_pose is None
+    np.testing.assert_array_equal(bare.time, np.arange(17.0))
+    with pytest.raises(UserError, match="has no door_joint"):
+        _ = bare.joint

@@ -1,0 +1,69 @@
+"""docs/own-data.md: every command, with the files it shows, as a person would type it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "memcorr", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment)
+
+
+@pytest.mark.parametrize(("package", "verb"), [("pyarrow", "import_lerobot"), ("mcap", "import_mcap")])
+def test_a_missing_extra_is_asked_for(package: str, verb: str, tmp_path: Path) -> None:
+    script = (
+        f"import sys; sys.modules[{package!r}] = None; from memcorr.errors import UserError\n"
+        "from pathlib import Path; from memcorr.cli import recordings\n"
+        f"try: recordings.{verb}(Path('a'), Path('b'))\n"
+        "except UserError as problem: print(problem)"
+    )
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT).stdout
+    assert "pip install 'memcorr[" in out and len(out.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_every_command_of_the_page_runs(
+    commands: list[list[str]],
+    stranger: Callable[..., Path],
+    bags: Callable[..., Path],
+    sidecars: dict[str, dict[str, Any]],
+    tmp_path: Path,
+) -> None:
+    theirs, ros = stranger(tmp_path / "recordings/lerobot", video=True), bags(tmp_path / "recordings/ros")
+    (theirs / "calibration.json").write_text(json.dumps(sidecars["calibration"]))
+    (theirs / "mapping.json").write_text(json.dumps(sidecars["lerobot"]))
+    (ros / "mapping.json").write_text(json.dumps(sidecars["mcap"]))
+    verbs = [" ".join(command[1:3]) for command in commands]
+    assert set(verbs) == {"import lerobot", "import mcap", "data check", "export lerobot"}
+    for command in commands:
+        result = run(tmp_path, *command[1:])
+        assert result.returncode == 0, result.stdout + result.stderr
+        if command[1] == "data":
+            assert "2 demonstrations of my-door (open, close)" in result.stdout.replace("close, open", "open, close")
+            assert "1 pair; their grippers start at most" in result.stdout and "nothing is wrong" in result.stdout
+            assert (tmp_path / command[3] / "check.png").exists()
+    shutil.rmtree(tmp_path / "data/mine")
+    back = run(tmp_path, "import", "lerobot", "shared/mine", "--out", "data/mine")
+    assert back.returncode == 0 and "next: memcorr data check data/mine" in back.stdout
+    for path in (tmp_path / "data/mine").glob("*.h5"):  # the camera is now said to be elsewhere
+        import h5py
+
+        with h5py.File(path, "r+") as f:
+            f["gripper"][:] = f["gripper"][:] * 1000
+    wrong = run(tmp_path, "data", "check", "data/mine")
+    assert wrong.returncode == 2 and "gripper: it is in millimetres" in wrong.stdout
+    (last,) = [line for line in wrong.stderr.splitlines() if line.startswith("memcorr: ")]
+    assert "something is wrong in 2 demonstrations" in last and "check.png" in last
