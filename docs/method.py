@@ -1,4 +1,4 @@
-"""Draws docs/method.png: the method in one picture, from a recorded reference and a real rollout.
+"""Draws docs/pictures/method.png: the method in one picture, from a recorded reference and a real rollout.
 
 python docs/method.py                     # records the reference first (half a minute)
 python docs/method.py --data demo/demos   # or takes the one that `make demo` left

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from memcorr.correspondence.cache import Cache
-from memcorr.correspondence.matches import Matches, residuals, transform
+from memcorr.correspondence.matches import Matches, carried, residuals
 from memcorr.demos.collect import collect
 from memcorr.demos.store import Store
 from memcorr.policy.checkpoint import write_model
@@ -60,7 +60,7 @@ def cache(dataset: Dataset) -> Cache:
     j = dataset.reference_frame[chosen]
     p_ref = dataset.ground_truth(chosen).p_ref + rng.normal(scale=0.02, size=(rows, 16, 3))
     T_ref, T_live = dataset.object_pose[dataset.reference[d], j], dataset.object_pose[d, anchor]
-    p_true = transform(T_live @ np.linalg.inv(T_ref), p_ref)
+    p_true = carried(T_live @ np.linalg.inv(T_ref), p_ref)
     p_live = p_true + rng.normal(scale=0.01, size=p_true.shape)
     matches = Matches(p_ref, p_live, rng.random((rows, 16)), rng.random((rows, 16)) < 0.9)
     return Cache(d, anchor, j, matches, residuals(matches, T_ref, T_live), p_true)

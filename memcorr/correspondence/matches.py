@@ -6,12 +6,14 @@ downstream sees only `Matches`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..spec import Array
+from ..demos.course import Course, carried
+from ..spec import SPEC, Array
+from .rigid import fit_motion
 
 
 @dataclass(frozen=True)
@@ -33,15 +35,10 @@ def join_matches(*parts: Matches) -> Matches:
     return Matches(*(np.concatenate([getattr(p, name) for p in parts]) for name in Matches.__dataclass_fields__))
 
 
-def transform(T: Array, p: Array) -> Array:
-    """Applies 4x4 transforms (..., 4, 4) to points (..., n, 3)."""
-    return p @ np.swapaxes(T[..., :3, :3], -1, -2) + T[..., None, :3, 3]
-
-
 def ground_truth_matches(points: Array, T_world_object_ref: Array, T_world_object_live: Array) -> Matches:
     """Fixed points (16, 3) of the object's own frame, carried by its pose in both scenes (confidence 1)."""
-    p_ref = transform(T_world_object_ref, points)
-    p_live = transform(T_world_object_live, points)
+    p_ref = carried(T_world_object_ref, points)
+    p_live = carried(T_world_object_live, points)
     return Matches(p_ref, p_live, np.ones(p_ref.shape[:-1]), np.ones(p_ref.shape[:-1], bool))
 
 
@@ -49,4 +46,22 @@ def residuals(matches: Matches, T_world_object_ref: Array, T_world_object_live: 
     """Error diagnostic: estimated live point minus the estimated reference point carried by the
     object's motion, metres, world frame (..., 16, 3). Uses simulator truth; never a policy input."""
     T_live_ref = T_world_object_live @ np.linalg.inv(T_world_object_ref)
-    return matches.p_live - transform(T_live_ref, matches.p_ref)
+    return matches.p_live - carried(T_live_ref, matches.p_ref)
+
+
+def retimed(matches: Matches, course: Course, frame: int, other: int) -> Matches:
+    """Matches (16, ...) with one frame of the reference as if it had been another: its points move along."""
+    T = course.motion[other] @ np.linalg.inv(course.motion[frame])
+    p_ref = np.where(matches.valid[:, None], carried(T, matches.p_ref), matches.p_ref)
+    return replace(matches, p_ref=p_ref)
+
+
+def motion_of(matches: Matches) -> Array | None:
+    """The rigid motion (4, 4) from reference to live points; None with fewer than four of them."""
+    valid = matches.valid
+    if valid.sum() < SPEC.min_valid:
+        return None
+    R, t = fit_motion(matches.p_ref[valid], matches.p_live[valid], np.maximum(matches.confidence[valid], 0.02))
+    T = np.eye(4)
+    T[:3, :3], T[:3, 3] = R, t
+    return T

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from ..correspondence.lift import match_frames
 from ..correspondence.matcher import load_matcher
-from ..correspondence.matches import Matches, ground_truth_matches, join_matches, residuals
+from ..correspondence.matches import Matches, ground_truth_matches, join_matches, motion_of, residuals, retimed
+from ..demos.course import Course, Progress, seen_phase
 from ..demos.phase import last_phase
 from ..demos.store import Demonstration, Store
 from ..errors import UserError
 from ..frames import Frame
-from ..policy.phase import Course, Progress, motion_of, retimed, seen_phase
 from ..policy.policy import Plan, Planner, Policy, Reference, Request, initial_noise, load_policy
 from ..policy.relations import permute_pairs
 from ..spec import SPEC, TEST_SETS, WORLD_TASKS, Array, Task

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from ..correspondence.lift import ReferenceFrame, match_frames, prepare_references
 from ..correspondence.matcher import Matcher, load_matcher
-from ..correspondence.matches import Matches
+from ..correspondence.matches import Matches, motion_of
+from ..demos.course import Course, interpolated
 from ..demos.phase import reference_phase
 from ..demos.store import Demonstration
 from ..errors import UserError
@@ -30,7 +31,6 @@ from ..spec import SPEC, Array, Lifting
 from .checkpoint import CONFIG, MODEL, Checkpoint, Design, read_checkpoint
 from .condition import Condition, Images, build_condition, shrink
 from .hub import downloaded, is_repository
-from .phase import Course, interpolated, motion_of
 from .relations import Relations, build_relations, empty_relations
 from .sampler import make_sampler
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from ..correspondence.matches import Matches, ground_truth_matches, transform
+from ..correspondence.matches import Matches, carried, ground_truth_matches
 from ..demos.phase import closest_frames, training_reference
 from ..demos.store import Demonstration, Store, opened
 from ..errors import UserError
@@ -110,7 +110,7 @@ class Dataset:
         """`matches` as if the reference stood at `frames`: its points move along with its door."""
         r = self.reference[self.windows.demonstration[rows]]
         T = self.object_pose[r, frames] @ np.linalg.inv(self.object_pose[r, self.reference_frame[rows]])
-        return replace(matches, p_ref=np.where(matches.valid[..., None], transform(T, matches.p_ref), matches.p_ref))
+        return replace(matches, p_ref=np.where(matches.valid[..., None], carried(T, matches.p_ref), matches.p_ref))
 
     def relations(self, rows: Rows, matches: Matches, frames: Rows, representation: Representation) -> Relations:
         """With the references at `frames`."""

@@ -20,7 +20,7 @@ from memcorr.correspondence.lift import (
     sample_depth,
 )
 from memcorr.correspondence.matcher import Matcher, load_matcher, sample_bilinear
-from memcorr.correspondence.matches import Matches, ground_truth_matches, residuals, transform
+from memcorr.correspondence.matches import Matches, carried, ground_truth_matches, residuals
 from memcorr.demos.store import Store
 from memcorr.errors import UserError
 from memcorr.frames import Frame
@@ -189,7 +189,7 @@ def test_transform_applies_batches() -> None:
     T = np.stack([np.eye(4), np.diag([2.0, 2, 2, 1])])
     T[1, :3, 3] = 1
     p = np.ones((2, 5, 3))
-    np.testing.assert_allclose(transform(T, p)[:, 0], [[1, 1, 1], [3, 3, 3]])
+    np.testing.assert_allclose(carried(T, p)[:, 0], [[1, 1, 1], [3, 3, 3]])
 
 
 @pytest.mark.parametrize("name", ["flow", "embedded"])

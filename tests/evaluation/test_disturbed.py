@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from memcorr.correspondence.matches import transform
+from memcorr.correspondence.matches import carried
 from memcorr.demos.collect import collect
 from memcorr.demos.store import Store
 from memcorr.errors import UserError
@@ -77,7 +77,7 @@ def test_another_world_from_recording_to_rows(checkpoints: dict[str, str], tmp_p
     assert (store.world, store.demonstration(0, "close").world) == ("drawer", "drawer")
     dataset = load_dataset(store, range(1), "elapsed", images=False)
     first = dataset.ground_truth(np.array([0]))
-    assert np.allclose(first.p_ref, transform(dataset.object_pose[:1, 0], find_pair("drawer").points))
+    assert np.allclose(first.p_ref, carried(dataset.object_pose[:1, 0], find_pair("drawer").points))
     rows = evaluate(
         checkpoints["memcorr"],
         tmp_path,

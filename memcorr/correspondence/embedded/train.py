@@ -24,7 +24,7 @@ from ...runs import CORES, claimed
 from ...spec import SPEC, Lifting
 from ..lift import BATCH, Crop, crop_object, lift_query, measure, prepare_references
 from ..matcher import Doubt
-from ..matches import Matches, join_matches, residuals, transform
+from ..matches import Matches, carried, join_matches, residuals
 from .matcher import EmbeddedMatcher, images, trust_evidence
 from .network import RADIUS, SIZE, Located, MatchNetwork, Pyramid
 from .practice import HELD_OUT, SCENES, VIEWS, Group, is_assembly, load_groups, render_practice
@@ -80,7 +80,7 @@ def make_pair(group: Group, a: int, b: int, points: int, table: int, rng: np.ran
     crop_a, crop_b = (crop_object(frame, random_padding(rng)) for frame in (frame_a, frame_b))
     uv_object = draw_pixels(frame_a.mask, points, rng)
     p_object = frame_a.camera.lift(uv_object, frame_a.depth[uv_object[:, 1], uv_object[:, 0]])
-    p_moved = transform(group.T_world_object[b] @ np.linalg.inv(group.T_world_object[a]), p_object)
+    p_moved = carried(group.T_world_object[b] @ np.linalg.inv(group.T_world_object[a]), p_object)
     uv_table = draw_pixels(table_pixels(frame_a, crop_a), table, rng)
     p_table = frame_a.camera.lift(uv_table, frame_a.depth[uv_table[:, 1], uv_table[:, 0]])
     uv_a, p_b = np.concatenate([uv_object, uv_table]), np.concatenate([p_moved, p_table])

@@ -16,20 +16,23 @@ come from matched points.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.spatial.transform import Rotation, Slerp
 
-from ..correspondence.matches import Matches, transform
-from ..correspondence.rigid import fit_motion
-from ..demos.phase import last_phase
-from ..spec import SPEC, Array
+from ..spec import Array
+from .phase import last_phase
 
 RELATION_M = 0.012  # usual error of the gripper as seen from the object
 TURN_M = 0.006  # of a point of the object, after the displacement of all was taken out
 SHIFT_M, SHIFT_LIMIT = 0.010, 4.0  # of the displacement since the start; a base may be moved in mid-episode
 PACE, BACK_LIMIT, AHEAD_LIMIT = 8.0, 12.0, 9.0  # frames; what going back or ahead costs at most
+
+
+def carried(T: Array, p: Array) -> Array:
+    """Points (n, 3) after the motions (..., 4, 4)."""
+    return p @ np.swapaxes(T[..., :3, :3], -1, -2) + T[..., None, :3, 3]
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class Course:
     @staticmethod
     def of_poses(points: Array, poses: Array, gripper: Array) -> Course:
         """From the object's poses (T, 4, 4); `points` (n, 3) in its own frame."""
-        return Course(transform(poses[0], points), poses @ np.linalg.inv(poses[0]), gripper)
+        return Course(carried(poses[0], points), poses @ np.linalg.inv(poses[0]), gripper)
 
 
 @dataclass(frozen=True)
@@ -71,24 +74,6 @@ def interpolated(frames: Sequence[int], motions: Sequence[Array], length: int) -
     return whole
 
 
-def retimed(matches: Matches, course: Course, frame: int, other: int) -> Matches:
-    """Matches (16, ...) with one frame of the reference as if it had been another: its points move along."""
-    T = course.motion[other] @ np.linalg.inv(course.motion[frame])
-    p_ref = np.where(matches.valid[:, None], transform(T, matches.p_ref), matches.p_ref)
-    return replace(matches, p_ref=p_ref)
-
-
-def motion_of(matches: Matches) -> Array | None:
-    """The rigid motion (4, 4) from reference to live points; None with fewer than four of them."""
-    valid = matches.valid
-    if valid.sum() < SPEC.min_valid:
-        return None
-    R, t = fit_motion(matches.p_ref[valid], matches.p_live[valid], np.maximum(matches.confidence[valid], 0.02))
-    T = np.eye(4)
-    T[:3, :3], T[:3, 3] = R, t
-    return T
-
-
 def seen_phase(course: Course, motion: Array, gripper: Array, before: Progress | None, steps: int) -> Progress:
     """The frame of the course that looks most like the live scene.
 
@@ -97,7 +82,7 @@ def seen_phase(course: Course, motion: Array, gripper: Array, before: Progress |
     """
     frames = np.arange(last_phase(len(course.motion)) + 1)
     relation = np.linalg.norm(course.relation[frames] - motion[:3, :3].T @ (gripper - motion[:3, 3]), axis=-1)
-    gap = transform(motion, course.points) - transform(course.motion[frames], course.points)  # (T, n, 3)
+    gap = carried(motion, course.points) - carried(course.motion[frames], course.points)  # (T, n, 3)
     displacement = gap.mean(axis=1)
     turned = np.sqrt(((gap - displacement[:, None]) ** 2).sum(axis=-1).mean(axis=-1))
     cost = (relation / RELATION_M) ** 2 + (turned / TURN_M) ** 2

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
-from memcorr.correspondence.matches import ground_truth_matches
+from memcorr.correspondence.matches import ground_truth_matches, motion_of, retimed
+from memcorr.demos.course import Course, Progress, interpolated, seen_phase
 from memcorr.demos.store import Demonstration, Store
-from memcorr.policy.phase import Course, Progress, interpolated, motion_of, retimed, seen_phase
 from memcorr.spec import SPEC, TASKS, Array, Task
 from memcorr.worlds.pairs import HANDLE_POINTS
 
