@@ -74,6 +74,7 @@ NUMBERS = {
     "time": Form("float64", ("T",)),
 }
 FORMS, OPTIONAL = {**IMAGES, **NUMBERS}, (JOINT, "object_pose", "time")
+ALWAYS = tuple(name for name in NUMBERS if name not in OPTIONAL)
 WORD = r"[A-Za-z0-9][\w.-]*"  # of a world and a task: part of a file's name
 LONGEST, LARGEST = 100_000, 4096  # frames, pixels: beyond this a file is damaged, and nothing is allocated for it
 LARGEST_CHUNK = 2**30  # bytes
@@ -199,7 +200,8 @@ def read_demonstration(path: str | Path) -> Demonstration:
         try:
             numbers = {name: f[name][:] for name in NUMBERS if name in f}
             about = _about({name: f.attrs[name] for name in ("pair", "task", "u", "world") if name in f.attrs})
-            check_numbers(numbers, own=about["world"] in WORLD_TASKS)
+            if about["world"] in WORLD_TASKS:
+                check_numbers(numbers)
         except Exception as problem:  # a damaged file makes h5py raise almost anything
             refuse(path, _reason(problem), REMEDY)
     optional = {name: numbers.pop(name, None) for name in OPTIONAL}
@@ -227,24 +229,21 @@ def _about(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return {"pair": int(pair), "task": task, "u": (float(u[0]), float(u[1])), "world": world}
 
 
-def check_numbers(numbers: Mapping[str, NDArray], own: bool) -> None:
-    """Raises a ValueError for what no camera reports, nor a robot of our `own` worlds; what recorded data has wrong,
+def check_numbers(numbers: Mapping[str, NDArray]) -> None:
+    """Raises a ValueError for what no robot and no camera of our own worlds reports. What recorded data has wrong,
     `memcorr data check` explains."""
     check_finite(numbers)
-    if own:
-        if (numbers["robot_state"].shape[1], numbers["action"].shape[1]) != (SPEC.state_dim, SPEC.action_dim):
-            raise ValueError(f"robot_state and action do not have {SPEC.state_dim} and {SPEC.action_dim} numbers")
-        if np.abs(numbers["action"]).max() > 1 + 1e-6:
-            raise ValueError("action leaves [-1, 1]")
-        for name in ("robot_state", "gripper"):
-            if np.abs(numbers[name]).max() > FARTHEST:
-                raise ValueError(f"{name} is more than {FARTHEST:.0f} m away")
-    K = numbers["K"]
-    if not (K[:, [0, 1], [0, 1]] > 0).all():
+    if (numbers["robot_state"].shape[1], numbers["action"].shape[1]) != (SPEC.state_dim, SPEC.action_dim):
+        raise ValueError(f"robot_state and action do not have {SPEC.state_dim} and {SPEC.action_dim} numbers")
+    if np.abs(numbers["action"]).max() > 1 + 1e-6:
+        raise ValueError("action leaves [-1, 1]")
+    for name in ("robot_state", "gripper"):
+        if np.abs(numbers[name]).max() > FARTHEST:
+            raise ValueError(f"{name} is more than {FARTHEST:.0f} m away")
+    if not (numbers["K"][:, [0, 1], [0, 1]] > 0).all():
         raise ValueError("K has a focal length that is not positive")
     for name in ("T_world_cam", "object_pose"):
-        T = numbers.get(name)
-        if T is None:
+        if (T := numbers.get(name)) is None:
             continue
         R = T[:, :3, :3]
         rigid = np.abs(R @ R.transpose(0, 2, 1) - np.eye(3)).max() < 1e-3 and (np.linalg.det(R) > 0).all()
@@ -280,7 +279,8 @@ def write_demonstration(
     arrays = {name: array.astype(FORMS[name].dtype, casting="same_kind", copy=False) for name, array in arrays.items()}
     check_forms({name: (array.dtype, array.shape) for name, array in arrays.items()}, FORMS, OPTIONAL)
     about = _about({"pair": pair, "task": task, "u": u, "world": world})
-    check_numbers({name: array for name, array in arrays.items() if name in NUMBERS}, own=world in WORLD_TASKS)
+    if world in WORLD_TASKS:
+        check_numbers({name: array for name, array in arrays.items() if name in NUMBERS})
     # Made in memory: HDF5 may lose a chunk that the disk refuses, say nothing, and crash when the process ends.
     with h5py.File(path, "w", driver="core", backing_store=False) as f:
         f.attrs[CHECK] = np.bytes_(SEAL + NO_SUM)

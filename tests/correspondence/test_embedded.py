@@ -29,7 +29,7 @@ from memcorr.worlds.world import build_model
 
 TINY = MatcherConfig(
     steps=4, batch=2, points=32, scenes=("sawyer_dial",), held_out=("sawyer_box",), assemblies=1, groups=2,
-    check_every=2, check=1, calibration=2,
+    look_every=2, look=1, calibration=2,
 )  # fmt: skip
 
 

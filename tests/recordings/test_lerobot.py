@@ -219,7 +219,8 @@ def test_shapes_that_differ_cannot_share_a_dataset(short: Short, tmp_path: Path)
             pair=0,
             task=d.task,
             u=(0.0, 0.0),
+            world="mine",
         )
-    write_json(root / "collection.json", {"layout": 1, "pairs": 1})
+    write_json(root / "collection.json", {"layout": 1, "pairs": 1, "world": "mine", "tasks": ["open", "close"]})
     with pytest.raises(UserError, match=r"action is \[3\].*export them apart"):
         export_lerobot(Store.open(root), tmp_path / "out")

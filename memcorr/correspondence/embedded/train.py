@@ -47,8 +47,8 @@ class MatcherConfig:
     assemblies: int = 100  # models of made-up objects, as many groups of each
     assembly_share: float = 0.65  # of the pairs
     right_mm: float = 10.0  # what confidence is the probability of
-    check_every: int = 500  # steps between looks at the held-out objects
-    check: int = 24  # batches of such a look
+    look_every: int = 500  # steps between looks at the held-out objects
+    look: int = 24  # batches of such a look
     calibration: int = 100  # further batches, to calibrate confidence with
 
     @property
@@ -248,7 +248,7 @@ def _train(config: MatcherConfig, out: Path, workers: int, save_every: int) -> P
             with appending(metrics_file) as write:
                 write(json.dumps({"step": step + 1, "loss": loss.item(), **metrics}) + "\n")
             bar.set_postfix(loss=f"{loss.item():.2f}", px=f"{metrics['median_px']:.2f}")
-        if (step + 1) % config.check_every == 0:
+        if (step + 1) % config.look_every == 0:
             with appending(metrics_file) as write:
                 write(json.dumps({"step": step + 1, **look_at_held_out(network, practice)}) + "\n")
         if (step + 1) % save_every == 0:
@@ -273,7 +273,7 @@ def look_at_held_out(network: MatchNetwork, practice: Practice) -> dict[str, flo
     """Errors on objects that are never practised on: what choices are made by."""
     network.eval()
     miss, error = [], []
-    for step in range(practice.config.check):
+    for step in range(practice.config.look):
         pairs = practice.batch(step, held_out=True)
         located = locate(network, pairs, np.random.default_rng([practice.config.seed, step, 2]))
         for uv, pair in zip(located.uv.double().numpy(), pairs, strict=True):

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from ...demos.store import JOINT, NUMBERS, Demonstration, Store, opened
+from ...demos.store import ALWAYS, JOINT, Demonstration, Store, opened
 from ...errors import UserError
 from ...spec import SPEC
 from .evidence import Evidence, Finding
@@ -72,7 +72,7 @@ def check_layout(demonstration: Demonstration) -> list[Finding]:
             say(name, "shape", f"its shape is {shapes[name]}", f"{shape} is expected, as the other fields have it")
         elif not np.issubdtype(types[name], kind):
             say(name, "type", f"its numbers are {types[name]}", f"{kind.__name__.strip('_')} is expected")
-    for name in NUMBERS:
+    for name in ALWAYS:
         if not np.isfinite(values := getattr(d, name)).all():
             row = int(np.argmin(np.isfinite(values.reshape(len(d), -1)).all(axis=1)))
             say(name, "not-finite", f"NaN or infinity in row {row}", "give numbers, or leave the row out")
