@@ -303,13 +303,13 @@ def test_files_without_a_checksum_are_read(tmp_path: Path) -> None:
     [
         ({"action": np.full((FRAMES, 4), 1.5)}, r"action leaves \[-1, 1\]"),
         ({"action": np.full((FRAMES, 4), np.nan)}, "action holds values that are not finite"),
-        ({"action": np.zeros((FRAMES, 3))}, r"action is float64 \(6, 3\), not float64 \(T, 4\)"),
+        ({"action": np.zeros((FRAMES, 3))}, "robot_state and action do not have 9 and 4 numbers"),
         ({"joint": np.zeros(FRAMES - 1)}, "door_joint is"),
         ({"object_pose": np.zeros((FRAMES, 4, 4))}, "object_pose is no rigid transform"),
         ({"task": "fly"}, "task is 'fly', not open or close"),
         ({"pair": -1}, "pair is not a whole number"),
         ({"u": (np.nan, 0.5)}, "u is not two finite numbers"),
-        ({"world": "moon"}, "world is 'moon'"),
+        ({"world": "../moon"}, "world is '../moon', not a word"),
     ],
 )
 def test_a_demonstration_that_cannot_be_right_is_neither_written_nor_read(
@@ -480,6 +480,13 @@ ALLOWED = {
     "correspondence/romav2.py": "weights of somebody else's format",
     "bench/readers.py": "the plain readers that ours are measured against",
     "report/page.py": "figures that were drawn a moment ago",
+    "policy/hub.py": "a model card",
+    "serve/server.py": "a key",
+    "recordings/export.py": "a format of somebody else's, and its pictures",
+    "recordings/film.py": "the same",
+    "recordings/lerobot.py": "the same",
+    "recordings/mcap.py": "the same",
+    "recordings/check/pictures.py": "the same",
 }
 
 

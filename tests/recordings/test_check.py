@@ -208,8 +208,8 @@ def test_wrong_shapes_are_named_before_anything_is_computed(
 ) -> None:
     d, seen = good
     small = [replace(f, mask=f.mask[::2, ::2]) for f in seen]
-    (found,) = examine(rewritten(d, tmp_path / "small.h5", small, d.action))
-    assert found.field == "mask" and "(200, 64, 64)" in found.wrong and "(200, 128, 128)" in found.right
+    with pytest.raises(ValueError, match=r"mask is bool \(200, 64, 64\)"):
+        rewritten(d, tmp_path / "small.h5", small, d.action)
     broken = np.array(d.action)
     broken[7] = np.nan
     (found,) = examine(rewritten(d, tmp_path / "nan.h5", seen, broken))
