@@ -81,7 +81,8 @@ def match(
     draw_reliability(cache, out / "reliability.png")
     draw_matches(cache, store, out / "matches.png")
     print(beside_the_paper(table))
-    print(f"AUC of confidence for an error below 10 mm: {table['auc']:.3f}")
+    if table["auc"] is not None:  # there were points of either kind
+        print(f"AUC of confidence for an error below 10 mm: {table['auc']:.3f}")
     print(f"wrote {out}; look at {out}/matches.png and {out}/reliability.png")
 
 

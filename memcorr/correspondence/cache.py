@@ -227,8 +227,9 @@ def build_cache(
                 s.unlink()
         cache = read_cache(out, store)
         right = 1e3 * np.linalg.norm(cache.residual, axis=-1)[cache.matches.valid] < RIGHT_MM
+        area = auc(cache.matches.confidence[cache.matches.valid], right)
         table = error_table(name, cache.residual, cache.matches.valid) | {
-            "auc": round(auc(cache.matches.confidence[cache.matches.valid], right), 4),
+            "auc": None if right.all() or not right.any() else round(area, 4),
             "lifting": lifting,
             "weights": settings.weights,
         }

@@ -11,7 +11,6 @@ import io
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from tqdm import tqdm
 
 from ..demos.store import Demonstration, Store, opened
 from ..errors import UserError
-from ..files import write_json
+from ..files import read_json, write_json
 from ..runs import claimed, written_whole
 from ..spec import WORLD_TASKS
 from .check.evidence import in_blocks
@@ -68,10 +67,19 @@ def export_lerobot(store: Store, out: Path, fps: float | None = None) -> int:
         write_table(out / "meta/episodes" / TABLE.format(chunk_index=0, file_index=0), pa.Table.from_pylist(episodes))
         write_table(out / "meta/tasks.parquet", task_table(tasks))
         write_json(out / "meta/stats.json", listed(aggregated(collected)), check=False)  # theirs have no checksum
-        own = [{"pair": d.pair, "task": d.task, "u": d.u, "world": d.world, "extras": extras[d.name]} for d in present]
-        write_json(out / OWN, {"collection": asdict(store.manifest), "episodes": own})
+        own = [
+            {"pair": d.pair, "task": d.task, "u": known(d.u), "world": d.world, "extras": extras[d.name]}
+            for d in present
+        ]
+        collection = read_json(store.root / "collection.json", dict[str, Any], "a description of demonstrations")
+        write_json(out / OWN, {"collection": collection, "episodes": own})  # as it is: back again it is the same file
         write_json(out / "meta/info.json", information(store, features, fps, present, tasks), check=False)
     return len(present)
+
+
+def known(u: tuple[float, float]) -> list[float | None]:
+    """A position, without NaN, which is no JSON."""
+    return [x if math.isfinite(x) else None for x in u]
 
 
 def frames_per_second(demonstration: Demonstration) -> float:

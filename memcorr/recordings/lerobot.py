@@ -7,6 +7,7 @@ Our own exports come back as the same files; other people's datasets are read by
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -77,6 +78,12 @@ def import_lerobot(
 
 
 COPY = "copy the dataset again"
+
+
+def position(u: list[float | None]) -> tuple[float, float]:
+    """NaN where it is not known."""
+    x, y = (math.nan if value is None else float(value) for value in u)
+    return x, y
 
 
 @dataclass(frozen=True)
@@ -193,7 +200,7 @@ class Dataset:
             task,
             frames,
             numbers["action"],
-            (float(about["u"][0]), float(about["u"][1])) if about else Recording.u,
+            position(about["u"]) if about else Recording.u,
             joint=extras[JOINT].reshape(n) if JOINT in extras else None,
             object_pose=pose.reshape(n, 4, 4) if pose is not None else None,
             time=extras["time"].reshape(n) if "time" in extras else None,

@@ -223,4 +223,4 @@ def test_shapes_that_differ_cannot_share_a_dataset(short: Short, tmp_path: Path)
         )
     write_json(root / "collection.json", {"layout": 1, "pairs": 1, "world": "mine", "tasks": ["open", "close"]})
     with pytest.raises(UserError, match=r"action is \[3\].*export them apart"):
-        export_lerobot(Store.open(root), tmp_path / "out")
+        export_lerobot(Store.open(root), tmp_path / "out", fps=80)
