@@ -242,7 +242,7 @@ FIGURES: dict[str, Drawn] = {
     "phase": (
         phase,
         "Sensitivity to the reference phase, 95 % configuration-bootstrap intervals. memcorr was trained with phase "
-        "errors from −32 to 64 frames: all of these lie inside.",
+        "errors from −32 to 64 frames: all of these lie inside. Offsets and speeds: with the matcher's predecessor.",
     ),
 }
 
