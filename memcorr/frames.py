@@ -27,10 +27,12 @@ class Camera:
     T_world_cam: Array
 
     @staticmethod
-    def from_fovy(fovy_deg: float, size: int, T_world_cam: Array) -> Camera:
-        """Square pixels, principal point in the centre, vertical field of view in degrees."""
-        f = 0.5 * size / np.tan(np.radians(fovy_deg) / 2)
-        K = np.array([[f, 0.0, size / 2], [0.0, f, size / 2], [0.0, 0.0, 1.0]])
+    def from_fovy(fovy_deg: float, size: int | tuple[int, int], T_world_cam: Array) -> Camera:
+        """Square pixels, principal point in the centre, vertical field of view in degrees; `size` is one side of a
+        square image, or (height, width)."""
+        height, width = (size, size) if isinstance(size, int) else size
+        f = 0.5 * height / np.tan(np.radians(fovy_deg) / 2)
+        K = np.array([[f, 0.0, width / 2], [0.0, f, height / 2], [0.0, 0.0, 1.0]])
         return Camera(K=K, T_world_cam=T_world_cam)
 
     def lift(self, uv: NDArray, depth: NDArray[np.floating]) -> Array:
@@ -70,7 +72,7 @@ class Frame:
     depth: NDArray[np.float32]  # D (H, W), metres along the optical axis; 0 or not finite = no return
     mask: NDArray[np.bool_]  # M (H, W), visible pixels of the object
     camera: Camera
-    robot_state: Array  # s (9): end effector, right and left fingertip; metres, world frame
+    robot_state: Array  # s (9): end effector, right and left fingertip; metres, world frame. Own robots: any width
     gripper: Array  # g (3): midpoint of the fingertips; metres, world frame
 
 
@@ -78,7 +80,7 @@ FARTHEST = 100.0  # metres; depth beyond this is a wrong unit or a code for "no 
 FOCAL = (0.01, 1000.0)  # lengths in image sizes, from the widest lens to the longest; outside of it: no pixels
 
 
-def check_frame(frame: Frame, whose: str = "frame") -> None:
+def check_frame(frame: Frame, whose: str = "frame", state_dim: int = SPEC.state_dim) -> None:
     """Raises a ValueError that names the field and the likely cause, before a robot moves on nonsense.
 
     An empty mask, or no depth on the object, is no error: a plan from it says that it had no reference.
@@ -90,7 +92,7 @@ def check_frame(frame: Frame, whose: str = "frame") -> None:
         ("depth", f.depth, np.floating, size),
         ("camera.K", f.camera.K, np.floating, (3, 3)),
         ("camera.T_world_cam", f.camera.T_world_cam, np.floating, (4, 4)),
-        ("robot_state", f.robot_state, np.floating, (SPEC.state_dim,)),
+        ("robot_state", f.robot_state, np.floating, (state_dim,)),
         ("gripper", f.gripper, np.floating, (3,)),
     ):
         if not isinstance(array, np.ndarray) or not np.issubdtype(array.dtype, dtype):

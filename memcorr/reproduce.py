@@ -10,67 +10,52 @@ Each policy is evaluated as soon as it is trained, and the report is written ane
 from __future__ import annotations
 
 import logging
-import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from .correspondence.cache import build_cache
 from .demos.collect import collect
 from .demos.store import Store
-from .evaluation.evaluate import evaluate, find_subject, summary, usual_lifting
-from .evaluation.intervention import GROUND_TRUTH, Intervention
-from .policy.checkpoint import CONFIG
+from .evaluation.intervention import GROUND_TRUTH
+from .evaluation.sweep import Entry, Evaluation, evaluate_once, sweep
 from .report.page import write_report
 from .report.paper import MATCHED, USUAL
-from .runs import CORES
+from .runs import CORES, Workers
 from .spec import SPEC, TestSet
 from .training.experiments import EXPERIMENTS, Experiment
-from .training.loop import STAGE_ONE, train
-from .training.metrics import METRICS
 
 log = logging.getLogger(__name__)
 Tier = Literal["smoke", "cpu", "full"]
 PHASE_OFFSETS, PHASE_SPEEDS = (-16, -8, 8, 16), (0.5, 0.75, 1.25, 1.5)  # the paper's text names only +16
 SHIFTS: tuple[TestSet, ...] = ("boundary", "extreme", "camera", "combined")
+judged = partial(Evaluation, shown=USUAL)
 TRUE = replace(USUAL, matcher=GROUND_TRUTH)
 EVERYWHERE: tuple[TestSet, ...] = ("validation", *SHIFTS)
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """One `memcorr evaluate` of a tier; `MATCHED` stands for the tier's own matcher."""
-
-    conditions: tuple[TestSet, ...] = ("boundary",)
-    stage_one: bool = False
-    shown: Intervention = USUAL
-
-    def settled(self, matcher: str) -> Intervention:
-        return replace(self.shown, matcher=matcher) if self.shown.matcher == MATCHED else self.shown
 
 
 def interventions(stage_one: bool) -> tuple[Evaluation, ...]:
     usual = TRUE if stage_one else USUAL
     return (
-        Evaluation(stage_one=stage_one, shown=usual),
-        Evaluation(stage_one=stage_one, shown=replace(usual, reference="empty")),
-        Evaluation(stage_one=stage_one, shown=replace(usual, reference="opposite")),
+        judged(stage_one=stage_one, shown=usual),
+        judged(stage_one=stage_one, shown=replace(usual, reference="empty")),
+        judged(stage_one=stage_one, shown=replace(usual, reference="opposite")),
     )
 
 
 MAIN = (
-    Evaluation(EVERYWHERE),
-    Evaluation(EVERYWHERE, shown=TRUE),
-    Evaluation(("combined",), shown=replace(TRUE, pairing="permuted")),
+    judged(EVERYWHERE),
+    judged(EVERYWHERE, shown=TRUE),
+    judged(("combined",), shown=replace(TRUE, pairing="permuted")),
     *interventions(stage_one=True),
     *interventions(stage_one=False)[1:],
 )
 PHASES = (
-    *(Evaluation(shown=replace(USUAL, phase_offset=offset)) for offset in PHASE_OFFSETS),
-    *(Evaluation(shown=replace(USUAL, phase_speed=speed)) for speed in PHASE_SPEEDS),
+    *(judged(shown=replace(USUAL, phase_offset=offset)) for offset in PHASE_OFFSETS),
+    *(judged(shown=replace(USUAL, phase_speed=speed)) for speed in PHASE_SPEEDS),
 )
-SYSTEM = (Evaluation(("boundary", "combined")),)
+SYSTEM = (judged(("boundary", "combined")),)
 
 
 @dataclass(frozen=True)
@@ -94,7 +79,7 @@ TIERS: dict[Tier, Plan] = {
         cost="a few minutes, 20 MB; the numbers mean nothing",
         seeds=(42,),
         evaluations={
-            "memcorr": (Evaluation(("combined",)), Evaluation(("boundary",), stage_one=True, shown=TRUE)),
+            "memcorr": (judged(("combined",)), judged(("boundary",), stage_one=True, shown=TRUE)),
         },
         pairs=2,
         rows=16,
@@ -107,8 +92,8 @@ TIERS: dict[Tier, Plan] = {
         evaluations={
             "memcorr": (*MAIN, *PHASES),
             "standard": interventions(stage_one=True),
-            "memcorr-literal": (Evaluation(SHIFTS),),
-            "memcorr-no-phase-errors": (Evaluation(SHIFTS),),
+            "memcorr-literal": (judged(SHIFTS),),
+            "memcorr-no-phase-errors": (judged(SHIFTS),),
             "visual-transformer": SYSTEM,
             "visual-unet": SYSTEM,
         },
@@ -119,11 +104,11 @@ TIERS: dict[Tier, Plan] = {
         evaluations={
             "memcorr": (*MAIN, *PHASES),
             "standard": interventions(stage_one=True),
-            "memcorr-literal": (Evaluation(SHIFTS),),
-            "memcorr-no-phase-errors": (Evaluation(SHIFTS),),
-            "memcorr-cosine": (*interventions(stage_one=True), Evaluation(SHIFTS)),
+            "memcorr-literal": (judged(SHIFTS),),
+            "memcorr-no-phase-errors": (judged(SHIFTS),),
+            "memcorr-cosine": (*interventions(stage_one=True), judged(SHIFTS)),
             "standard-cosine": interventions(stage_one=True),
-            "motion": (Evaluation(EVERYWHERE),),
+            "motion": (judged(EVERYWHERE),),
             "centroid": SYSTEM,
             "motion-no-phase-errors": SYSTEM,
             "centroid-no-phase-errors": SYSTEM,
@@ -135,7 +120,14 @@ TIERS: dict[Tier, Plan] = {
 }
 
 
-def reproduce(tier: Tier, out: Path, matcher: str = "embedded", workers: int = CORES, threads: int = 1) -> Path:
+def settled(evaluation: Evaluation, matcher: str) -> Evaluation:
+    """`MATCHED` stands for the tier's own matcher."""
+    if evaluation.shown.matcher != MATCHED:
+        return evaluation
+    return replace(evaluation, shown=replace(evaluation.shown, matcher=matcher))
+
+
+def reproduce(tier: Tier, out: Path, matcher: str = "embedded", workers: Workers = CORES, threads: int = 1) -> Path:
     """Runs a tier into `out` and returns the report's page; the same call continues."""
     plan, root = TIERS[tier], out / tier
     log.info(f"reproduce --tier {tier}: {plan.cost}. Everything goes to {root}; the same command continues.")
@@ -153,34 +145,19 @@ def reproduce(tier: Tier, out: Path, matcher: str = "embedded", workers: int = C
         build_cache(store, cache, matcher, lifting=how[0], tie_break=how[1], **rows_of)
     stated("3/4 expert and zeros, which judge the harness")
     for scripted in ("expert", "zeros"):
-        evaluate_once(scripted, results / scripted, Evaluation(SHIFTS), matcher, plan.scenes, demos, workers)
-    runs = [(name, seed) for seed in plan.seeds for name in plan.evaluations]
-    for number, (name, seed) in enumerate(runs, 1):
-        stated(f"4/4 train and evaluate, policy {number} of {len(runs)}: {name}, seed {seed}")
-        recipe, folder, rows = plan.recipe(name), root / "runs" / f"{name}-{seed}", results / f"{name}-{seed}"
-        mixed = not recipe.visual and any(not evaluation.stage_one for evaluation in plan.evaluations[name])
-        first = next(other for other in plan.evaluations if plan.recipe(other).begins_like(recipe))
-        stage_one = None if first == name else root / "runs" / f"{first}-{seed}" / STAGE_ONE
+        evaluation = settled(judged(SHIFTS), matcher)
+        evaluate_once(scripted, results / scripted, evaluation, plan.scenes, demos, workers=workers)
+    entries = []
+    for name, seed in [(name, seed) for seed in plan.seeds for name in plan.evaluations]:
+        recipe, evaluations = plan.recipe(name), tuple(settled(e, matcher) for e in plan.evaluations[name])
+        mixed = not recipe.visual and any(not evaluation.stage_one for evaluation in evaluations)
         cache_of = folders[recipe.lifting, recipe.tie_break] if mixed else None
-        train(recipe, demos, seed, folder, cache_of, threads=threads, stage_one=stage_one)
-        for evaluation in plan.evaluations[name]:
-            checkpoint = folder / (STAGE_ONE if evaluation.stage_one else "")
-            evaluate_once(str(checkpoint), rows, evaluation, matcher, plan.scenes, demos, workers)
-        for file in (CONFIG, METRICS):  # beside its rollouts: how the policy came about
-            shutil.copy(folder / file, rows)
+        entries.append(Entry(recipe, seed, evaluations, cache_of))
+    stated(f"4/4 train and evaluate {len(entries)} policies")
+    for _ in sweep(entries, root, demos, scenes=plan.scenes, workers=workers, threads=threads):
         page = write_report([results], results, matcher)
         log.info(f"wrote {page}; open it in a browser")
     return page
-
-
-def evaluate_once(
-    policy: str, out: Path, evaluation: Evaluation, matcher: str, scenes: Sequence[int], data: Path, workers: int
-) -> None:
-    shown = replace(evaluation.settled(matcher), lifting=usual_lifting(policy))
-    rows = evaluate(
-        policy, out, conditions=evaluation.conditions, shown=shown, scenes=scenes, data=data, workers=workers
-    )
-    log.info(f"{find_subject(policy).experiment}, reference {shown.reference}\n{summary(rows)}")
 
 
 def stated(step: str) -> None:

@@ -2,7 +2,8 @@
 
 Files appear whole or not at all (`written_whole`). A folder that is written to belongs to one process
 at a time (`claimed`). Whatever runs in parallel goes through `spread`: the same results for any number
-of workers, one line when a worker dies, no process left behind. Batches have one shape (`padded`).
+of workers, one line when a worker dies, no process left behind; `memcorr/cluster/` is another way of
+running the same pool. Batches have one shape (`padded`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import connection, resource_tracker
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +46,30 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
+class InUse(UserError):
+    """Another process has claimed the folder."""
+
+
+class Pool(Protocol):
+    """Workers elsewhere, which `spread` may use instead of this machine's processes."""
+
+    @property
+    def slots(self) -> int:
+        """Units that can be under way together."""
+        ...
+
+    def needing(self, threads: int, gpus: int) -> Pool:
+        """The same for units that need so much each."""
+        ...
+
+    def spread(
+        self, work: Callable[[Iterator[Any]], Iterator[Any]], jobs: Sequence[Any], unit: int
+    ) -> Generator[Any, None, None]: ...
+
+
+Workers = int | Pool  # processes of this machine, or another one's
+
+
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
     """Yields a new, empty file beside `path`; on success it becomes `path`, on any error it is removed.
@@ -53,7 +78,7 @@ def written_whole(path: Path) -> Iterator[Path]:
     It never existed before: a link of that name cannot lead elsewhere. The user's umask applies, even if
     a library puts a file of its own in its place.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
+    temporary = path.with_name(f".{path.name}.{platform.node()}-{os.getpid()}{TEMPORARY}")
     temporary.unlink(missing_ok=True)  # of an earlier process with our number
     try:
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
@@ -76,11 +101,20 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+_CLAIMED: set[tuple[int, int, Path]] = set()  # process, thread, folder: a forked child has claimed nothing
+
+
 @contextmanager
 def claimed(folder: Path, *inside: str) -> Iterator[Path]:
     """`folder`, made if need be, with its folders `inside`, for this process alone; what killed processes left
-    half-written is removed."""
+    half-written is removed. Who has claimed it may call somebody who claims it, too: a verb keeps its folder until
+    its last file is there."""
+    owner = os.getpid(), threading.get_ident(), folder.resolve()
+    if owner in _CLAIMED:
+        yield folder
+        return
     lock, places = _lock(folder), (folder, *(folder / name for name in inside))
+    _CLAIMED.add(owner)
     try:
         _sweep(places)
         yield folder
@@ -89,6 +123,7 @@ def claimed(folder: Path, *inside: str) -> Iterator[Path]:
             _sweep(places)  # of workers that had to be ended
             (folder / LOCK).unlink(missing_ok=True)  # while it is still ours
         finally:
+            _CLAIMED.discard(owner)
             os.close(lock)
 
 
@@ -116,7 +151,8 @@ def _lock(folder: Path) -> int:
             os.close(lock)
             taken = problem.errno in (errno.EAGAIN, errno.EACCES)
             why = "is being written by another memcorr; wait" if taken else f"cannot be locked ({problem.strerror})"
-            raise UserError(f"{folder} {why}, or choose another --out") from None
+            kind = InUse if taken else UserError
+            raise kind(f"{folder} {why}, or choose another --out") from None
 
 
 def padded(count: int, size: int) -> Iterator[NDArray[np.int64]]:
@@ -129,8 +165,18 @@ def padded(count: int, size: int) -> Iterator[NDArray[np.int64]]:
         yield np.minimum(np.arange(first, first + size), count - 1)
 
 
+def slots(workers: Workers) -> int:
+    """How much can be under way together."""
+    return workers if isinstance(workers, int) else workers.slots
+
+
+def needing(workers: Workers, threads: int, gpus: int = 0) -> Workers:
+    """As many of the workers as there is room for when each needs so much."""
+    return max(1, workers // threads) if isinstance(workers, int) else workers.needing(threads, gpus)
+
+
 def spread(
-    work: Callable[[Iterator[Job]], Iterator[Result]], jobs: Sequence[Job], workers: int
+    work: Callable[[Iterator[Job]], Iterator[Result]], jobs: Sequence[Job], workers: Workers, unit: int = 1
 ) -> Generator[Result, None, None]:
     """Results of `work` over `jobs`, as they come.
 
@@ -141,7 +187,11 @@ def spread(
     Each worker has a line of its own to this process, and nothing else holds its ends: whichever side
     dies, in the middle of a word or before the first, the other one hears it. Workers get their next job
     when the caller asks for the next result, and end with this generator: who may leave it early closes it.
+    A cluster is handed `unit` jobs at a time, and their results arrive together.
     """
+    if not isinstance(workers, int):
+        yield from workers.spread(work, jobs, unit)
+        return
     workers = min(workers, len(jobs))
     if workers <= 1:
         if jobs:

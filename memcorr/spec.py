@@ -30,6 +30,10 @@ WORLD_TASKS: dict[str, tuple[Task, Task]] = {
     "coffee": ("push", "pull"),
 }
 TASKS = WORLD_TASKS[DOOR]
+# One policy for many objects learns from these; it never sees the others, and nothing is chosen on them. The lock is
+# looked at once, at the very end.
+TRAINED_WORLDS = (DOOR, "drawer", "handle", "handle-side", "plate", "plate-side", "coffee")
+HELD_OUT_WORLDS, LAST_WORLDS = ("window", "faucet"), ("lock",)
 
 # "Training and test distributions"; the command line calls them conditions.
 TestSet = Literal["validation", "boundary", "extreme", "camera", "combined", "disturbed"]
@@ -39,6 +43,11 @@ TEST_SETS: tuple[TestSet, ...] = get_args(TestSet)
 Lifting = Literal["rigid", "object", "paper"]
 # How noise grows with the timestep: the paper's, and the squared cosine of Diffusion Policy, which ends in noise alone.
 Schedule = Literal["linear", "cosine"]
+ActionKind = Literal["absolute", "relative"]  # what is predicted: actions, or what they add to the reference's
+StateKind = Literal["absolute", "relative"]  # the robot's own state: where it is, or only how it is
+# What a network is asked for: the noise (the paper), or the velocity sqrt(alpha_bar) eps - sqrt(1 - alpha_bar) x_0,
+# which tells the action also where there is nothing but noise.
+Prediction = Literal["noise", "velocity"]
 PhaseSource = Literal["elapsed", "seen"]  # which frame of the reference is now: by the clock, or by what is seen
 TieBreak = Literal["elapsed", "first"]  # between reference frames with the same joint (demos/phase)
 Band = tuple[float, float]

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Virtual environment, the package with its test tools, and the OpenGL libraries for headless rendering.
+# Virtual environment, the package with its test tools, the OpenGL libraries for headless rendering, and a browser for
+# the tests of `memcorr lab`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -9,16 +10,25 @@ python=${PYTHON:-python3}
 # torch 2.13.0 is the build that the committed results were made with; any from 2.11 on will do.
 .venv/bin/pip install --quiet --editable '.[dev]' "${TORCH:-torch==2.13.0}"
 
+if [ "$(id -u)" = 0 ]; then as=; elif sudo -n true 2>/dev/null; then as=sudo; else as=no; fi
+command -v apt-get >/dev/null || as=no
+
 gl() { .venv/bin/python -c 'import memcorr.worlds.gl' 2>/dev/null; }
 if [ "$(uname)" = Linux ] && ! gl; then
     packages="libegl1 libgl1-mesa-dri libopengl0"
-    if [ "$(id -u)" = 0 ]; then as=; elif sudo -n true 2>/dev/null; then as=sudo; else as=no; fi
-    if [ "$as" = no ] || ! command -v apt-get >/dev/null; then
+    if [ "$as" = no ]; then
         echo "setup: OpenGL libraries are missing; run: sudo apt-get install -y $packages" >&2
         exit 2
     fi
     $as apt-get update -qq
     $as apt-get install -y -qq $packages >/dev/null
     gl || { .venv/bin/memcorr doctor; exit 2; }
+fi
+
+browser() { command -v chromium || command -v chromium-browser || command -v google-chrome; }
+if [ "$(uname)" = Linux ] && ! browser >/dev/null; then
+    # Without one nothing is lost but a test: it skips itself.
+    { [ "$as" != no ] && $as apt-get update -qq && $as apt-get install -y -qq chromium; } >/dev/null 2>&1 ||
+        echo "setup: no Chromium, so the lab's page stays untested; to change that: sudo apt-get install -y chromium"
 fi
 .venv/bin/memcorr doctor

@@ -14,7 +14,7 @@ from memcorr.demos.collect import collect
 from memcorr.demos.store import Store
 from memcorr.policy.checkpoint import write_model
 from memcorr.training.dataset import Dataset, load_dataset, measure
-from memcorr.training.experiments import EXPERIMENTS, Config
+from memcorr.training.experiments import EXPERIMENTS, Config, Experiment
 from memcorr.worlds.world import World
 
 # Started in the background, a shell lets Ctrl-C be ignored, here and in every process started from here.
@@ -46,7 +46,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 @pytest.fixture(scope="session")
 def dataset(store: Store) -> Dataset:
     """Both pairs as training rows, with images."""
-    return load_dataset(store, range(2), "elapsed", images=True)
+    return load_dataset(store, range(2), Experiment(), images=True)
 
 
 @pytest.fixture(scope="session")
@@ -70,7 +70,7 @@ def cache(dataset: Dataset) -> Cache:
 def checkpoints(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Untrained policies with the statistics of real demonstrations."""
     root = tmp_path_factory.mktemp("checkpoints")
-    normalisation = measure(dataset.windows, dataset.images)
+    normalisation = measure([dataset])
     for name in ("memcorr", "motion", "visual-transformer", "visual-unet"):
         torch.manual_seed(0)
         experiment = EXPERIMENTS[name]

@@ -32,15 +32,37 @@ BAD = (
     "train debug --seed 1.5",
     "train memcorr --set batch=3",
     "train memcorr --set learning_rate=nan",
+    "train memcorr --set betas=[1,1]",
+    "train memcorr --set phase_errors=[5,-5]",
+    "train memcorr --set worlds=[]",
+    "train memcorr --set ddim_steps=1",
+    "train memcorr-many --set batch=60",
+    "train memcorr-many",
+    "train memcorr-many --cache nowhere --disturbed nowhere --data nowhere",
+    "collect --disturbed --seed -1",
+    "collect --disturbed --world moon",
+    "evaluate expert --phase seen",
+    "evaluate expert --swap 8",
+    "evaluate replay --swap 8",
+    "evaluate servo --swap 3",
+    "evaluate shipped --swap -8",
+    "evaluate shipped --swap 200",
+    "evaluate shipped --phase later",
+    "evaluate shipped --phase seen --phase-offset 8",
     "evaluate expert --phase-speed nan",
     "evaluate expert --phase-speed -1",
     "evaluate expert --scene-seed -1",
     "evaluate expert --tasks fly --video",
     "evaluate expert --disturb bump=",
     "evaluate expert --workers 0",
+    "evaluate expert --cluster nonsense",
+    "sweep --experiments nonsense",
+    "sweep --experiments debug --seeds -1",
+    "sweep --experiments debug --condition moonlight",
     "demo --scene-seed -1",
     "demo --scenes 26",
     "demo --policy nonsense",
+    "demo --policy zeros",
     "reproduce --workers 0",
     "reproduce --threads 0",
     f"report {ZEROS} --matcher nope",
@@ -48,7 +70,19 @@ BAD = (
     "report nowhere",
     "matcher train --steps 0",
     "matcher train --seed nan",
+    "audit nonsense",
+    "audit nowhere:callable",
+    "audit shipped --no-online",
+    "audit shipped --condition moon",
+    "audit shipped --environment a:b",
+    "audit expert",
+    f"audit nonsense --episodes {ZEROS}",
     "bench nonsense",
+    "lab --world moon --port 0",
+    "lab --port 70000",
+    "lab nonsense --port 0",
+    "lab --matcher nope --port 0",
+    "lab --data nowhere --port 0",
     "nonsense",
     "collect --nonsense 1",
 )
@@ -95,6 +129,16 @@ def test_where_nothing_can_be_drawn_one_line_says_so(environment: dict[str, str]
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "line", ["matcher evaluate validation --matcher flow", "evaluate shipped --scenes 0", "demo --scenes 1"]
+)
+def test_so_it_is_in_every_verb_that_draws(line: str, tmp_path: Path) -> None:
+    result = memcorr(*line.split(), "--workers", "1", "--out", "out", cwd=tmp_path, MUJOCO_GL="disable")
+    lines = [line for line in result.stderr.replace("\r", "\n").splitlines() if line and "%|" not in line]
+    assert result.returncode == 2 and len(lines) == 1 and "nothing can be drawn with MUJOCO_GL=" in lines[0], lines
+
+
 def test_a_report_needs_neither_gl_nor_a_terminal_of_this_century(tmp_path: Path) -> None:
     environment = {
         "MUJOCO_GL": "nonsense",
@@ -129,7 +173,7 @@ def test_a_wrong_matcher_does_not_poison_the_folder(tmp_path: Path) -> None:
     out, store = tmp_path / "cache", Store.open(tmp_path)
     (tmp_path / "broken.safetensors").write_bytes(b"nothing")
     for matcher in ("nonsense", str(tmp_path / "missing.safetensors"), str(tmp_path / "broken.safetensors")):
-        with pytest.raises(UserError):
+        with pytest.raises(UserError, match=r"matcher|safetensors"):
             build_cache(store, out, matcher, pairs=1, rows=2, workers=1)
         assert not out.exists()
 

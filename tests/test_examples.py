@@ -32,5 +32,6 @@ def test_a_matcher_of_ones_own(store: Store) -> None:
 
 
 def test_an_audit_tells_a_deaf_policy_from_an_attentive_one(store: Store) -> None:
-    attentive, deaf = run("own_policy_audit.py", "--data", str(store.root), "--scenes", "2").splitlines()
-    assert attentive.endswith("it listens") and deaf.endswith("it does not listen")
+    attentive, deaf = run("own_policy_audit.py", "--data", str(store.root), "--scenes", "5").splitlines()
+    assert attentive.startswith("attentive: listens (online: success, correct minus opposite +100")
+    assert deaf.startswith("deaf: cannot tell (online: success, correct minus opposite +0")  # five scenes are few

@@ -9,7 +9,7 @@ import pytest
 from memcorr.evaluation.episodes import EPISODES, read_episodes
 from memcorr.evaluation.evaluate import Subject, settle
 from memcorr.evaluation.intervention import Intervention
-from memcorr.reproduce import TIERS, reproduce
+from memcorr.reproduce import TIERS, reproduce, settled
 from memcorr.show.story import watch
 from memcorr.show.video import write_video
 
@@ -42,4 +42,4 @@ def test_every_evaluation_of_a_tier_makes_sense(tier: str) -> None:
     for name, evaluations in plan.evaluations.items():
         subject = Subject("x", name, 42, "final", "", plan.recipe(name))
         for evaluation in evaluations:
-            settle(subject, evaluation.settled("embedded"))
+            settle(subject, settled(evaluation, "embedded").shown)

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import json
 import os
+import platform
 import resource
 import signal
 import subprocess
@@ -25,7 +26,7 @@ import numpy as np
 import pytest
 
 from memcorr.errors import UserError
-from memcorr.runs import LOCK, TEMPORARY, claimed, padded, spread, write_text, written_whole
+from memcorr.runs import LOCK, TEMPORARY, _lock, claimed, padded, spread, write_text, written_whole
 
 if TYPE_CHECKING:
     from memcorr.demos.store import Store
@@ -128,7 +129,7 @@ def test_a_link_at_the_temporary_name_is_not_written_through(tmp_path: Path) -> 
     """Who can guess the name could otherwise have any file of ours overwritten."""
     victim, path = tmp_path / "victim", tmp_path / "model"
     victim.write_text("precious")
-    (tmp_path / f".{path.name}.{os.getpid()}{TEMPORARY}").symlink_to(victim)
+    (tmp_path / f".{path.name}.{platform.node()}-{os.getpid()}{TEMPORARY}").symlink_to(victim)
     write_text(path, "weights")
     assert victim.read_text() == "precious"
     assert path.read_text() == "weights" and not path.is_symlink()
@@ -153,6 +154,17 @@ def test_files_get_the_users_umask(umask: int, mode: int, tmp_path: Path) -> Non
 
 
 # One process per folder
+
+
+@contextlib.contextmanager
+def taken(folder: Path) -> Iterator[None]:
+    """A folder that somebody else writes to."""
+    lock = _lock(folder)
+    try:
+        yield
+    finally:
+        (folder / LOCK).unlink()
+        os.close(lock)
 
 
 def test_only_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
@@ -187,6 +199,7 @@ VERBS = {
     "train": ["train", "debug", "--data", "STORE"],
     "evaluate": ["evaluate", "expert"],
     "report": ["report", str(ROOT / "results/zeros")],
+    "demo": ["demo", "--scenes", "1"],
     "matcher train": ["matcher", "train"],
     "matcher evaluate": ["matcher", "evaluate", "validation", "--matcher", "flow"],
 }
@@ -201,13 +214,42 @@ def test_every_verb_refuses_a_folder_in_use(
     out = tmp_path / "out"
     arguments = [str(store.root) if word == "STORE" else word for word in VERBS[verb]]
     monkeypatch.setattr(sys, "argv", ["memcorr", *arguments, "--out", str(out)])
-    with claimed(out):
+    with taken(out):
         with pytest.raises(SystemExit) as stop:
             main()
         assert stop.value.code == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert line == f"memcorr: {out} is being written by another memcorr; wait, or choose another --out"
         assert os.listdir(out) == [LOCK]
+
+
+def test_a_folder_is_kept_until_its_last_claim_ends_and_nobody_else_gets_in(tmp_path: Path) -> None:
+    """A verb calls other verbs on its folder; whoever came in between would clear away what it is just writing."""
+    half = tmp_path / f".video.1{TEMPORARY}"
+    with claimed(tmp_path):
+        half.write_text("on its way")
+        with claimed(tmp_path):
+            pass
+        assert half.exists() and (tmp_path / LOCK).exists()
+        refused: list[BaseException] = []
+
+        def another() -> None:
+            try:
+                with claimed(tmp_path):
+                    pass
+            except UserError as problem:
+                refused.append(problem)
+
+        thread = threading.Thread(target=another)
+        thread.start()
+        thread.join()
+        assert len(refused) == 1
+        child = os.fork()
+        if not child:  # has inherited the open lock, but not the claim
+            another()
+            os._exit(len(refused))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+    assert not os.listdir(tmp_path)
 
 
 def test_after_kill_9_the_next_process_gets_in(tmp_path: Path) -> None:
@@ -265,7 +307,7 @@ def test_a_lock_that_its_owner_removes_meanwhile_is_made_anew(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "stat", stat)
-        with claimed(tmp_path), pytest.raises(UserError, match="another memcorr"), claimed(tmp_path):
+        with claimed(tmp_path), pytest.raises(UserError, match="another memcorr"), taken(tmp_path):
             pass
 
 
@@ -451,6 +493,37 @@ def test_training_stops_and_saves_and_says_which_signal_it_heard(
     assert read_tensors(tmp_path / "run/state.safetensors")[1]["update"] == "3"
 
 
+FULL = {
+    "match": (VERBS["match"] + ["--workers", "1"], "cache.safetensors"),
+    "train": (VERBS["train"] + ["--set", "batch=8", "updates=[2,0]"], "state.safetensors"),
+}
+
+
+@pytest.mark.parametrize("verb", FULL)
+def test_a_full_disk_is_one_line_and_the_same_command_then_makes_the_same(
+    verb: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from memcorr.cli import main
+
+    line, file = FULL[verb]
+    arguments = [str(store.root) if word == "STORE" else word for word in line]
+
+    def made(name: str) -> Path:
+        monkeypatch.setattr(sys, "argv", ["memcorr", *arguments, "--out", str(tmp_path / name)])
+        main()
+        return tmp_path / name / file
+
+    whole = made("whole").read_bytes()
+    for size in (300, len(whole) // 2):
+        capsys.readouterr()
+        with files_up_to(size), pytest.raises(SystemExit) as stop:
+            made("full")
+        lines = [x for x in capsys.readouterr().err.replace("\r", "\n").splitlines() if x.strip() and "%|" not in x]
+        assert stop.value.code == 2 and len(lines) == 1 and "is the disk full?" in lines[0], lines
+        assert not (tmp_path / "full" / file).exists() and not list((tmp_path / "full").rglob(f".*{TEMPORARY}"))
+    assert made("full").read_bytes() == whole
+
+
 # Batches
 
 
@@ -558,7 +631,7 @@ def test_a_workers_error_is_passed_on_as_it_is(problem: Exception) -> None:
     assert (type(raised.value), str(raised.value)) == (type(problem), str(problem))
     if isinstance(problem, OSError):
         assert isinstance(raised.value, OSError) and raised.value.filename == "/data"
-    assert children() == before
+    assert children() <= before
 
 
 @linux

@@ -32,7 +32,7 @@ from ..evaluation.intervention import Intervention
 from ..evaluation.rollout import LANES, Job, Stopwatch, roll_out
 from ..policy.checkpoint import Checkpoint, Design
 from ..policy.condition import Condition, Normalisation
-from ..policy.policy import Policy, Reference
+from ..policy.policy import Policy, Reference, load_policy
 from ..policy.sampler import TransformerSampler
 from ..policy.transformer import ActionTransformer
 from ..runs import CORES, keep_freed_memory
@@ -47,11 +47,13 @@ WORKERS = min(2, CORES)
 
 
 class StraightforwardSampler:
-    def __init__(self, sampler: TransformerSampler) -> None:
-        self.network, self.guidance = from_ours(sampler.network).eval(), sampler.guidance
+    def __init__(self, sampler: TransformerSampler, design: Design) -> None:
+        self.network = from_ours(sampler.network).eval()
+        self.how = design.guidance, design.schedule, design.ddim_steps, design.predicts
 
+    @torch.inference_mode()
     def sample(self, condition: Condition, noise: Tensor) -> Tensor:
-        return straightforward_sample(self.network, condition, noise, self.guidance)
+        return straightforward_sample(self.network, condition, noise, *self.how)
 
 
 class Forgetful(Reference):
@@ -78,8 +80,8 @@ def make(contender: Contender, root: Path, matcher: str) -> PolicyController:
     controller = PolicyController(policy, demonstrations, shown, LANES if contender == "batched" else 1)
     if contender == "straightforward":
         assert isinstance(policy.sampler, TransformerSampler)
-        policy.sampler = StraightforwardSampler(policy.sampler)
-        used = controller.planner.matcher
+        policy.sampler = StraightforwardSampler(policy.sampler, policy.design)
+        used = controller.matcher
         controller.references = {task: Forgetful(d, used) for task, d in demonstrations.items()}
     return controller
 
@@ -153,7 +155,29 @@ def rollouts(baseline: Literal["alone", "straightforward"] = "alone", matcher: s
     )
 
 
+def replan() -> Case:
+    """One live decision of the shipped policy, from images to chunk: one at a time, one thread."""
+    torch.set_num_threads(1)
+    root = Path(tempfile.mkdtemp(prefix="memcorr-bench-"))
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
+    record(root, demonstration_scenes()[0], TASKS[0])
+    world = shared_world()
+    world.reset(evaluation_scenes("combined")[0])
+    frame, reference = world.observe(), read_demonstration(demonstration_path(root, 0, TASKS[0]))
+    ours, plain = (load_policy("shipped", "cpu").follow(reference) for _ in range(2))
+    plain.reference = Forgetful(reference, plain.reference.matcher)
+    policy = plain.planner.policy
+    assert isinstance(policy.sampler, TransformerSampler)
+    policy.sampler = StraightforwardSampler(policy.sampler, policy.design)
+    return Case(
+        lambda: ours.plan(frame, 0),
+        lambda: plain.plan(frame, 0),
+        f"reference encoded at every look, {policy.design.evaluations} network evaluations; one thread",
+    )
+
+
 CASES: dict[str, Callable[[], Case]] = {
+    "replan": replan,
     "rollouts": lambda: rollouts("alone"),
     "rollouts-straightforward": lambda: rollouts("straightforward"),
 }

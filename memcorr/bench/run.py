@@ -124,8 +124,10 @@ CASES: dict[str, Callable[[], Case]] = {
     "sample-1": in_module("networks", "sample-1"),
     "sample-32": in_module("networks", "sample-32"),
     **{name: in_module("readers", name) for name in ("load-policy", "load-cache", "load-episodes")},
+    "replan": in_module("rollouts", "replan"),
     "rollouts": in_module("rollouts", "rollouts"),
     "rollouts-straightforward": in_module("rollouts", "rollouts-straightforward"),
+    "lerobot-chunk": in_module("lerobot", "lerobot-chunk"),
 }
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..policy.condition import Condition
 from ..policy.diffusion import ddim_sample, guided
 from ..policy.transformer import DENOISER_BLOCKS, ENCODER_LAYERS, HEADS, HIDDEN, WIDTH, mlp, sinusoidal_embedding
-from ..spec import SPEC
+from ..spec import SPEC, Prediction, Schedule
 from ..training.batches import Batch
 from ..training.experiments import Experiment
 
@@ -138,11 +138,19 @@ class StraightforwardTraining:
 
 
 @torch.no_grad()
-def straightforward_sample(network: nn.Module, condition: Condition, noise: Tensor, guidance: float) -> Tensor:
-    """20 DDIM steps, each with a full conditional and a full unconditional evaluation."""
+def straightforward_sample(
+    network: nn.Module,
+    condition: Condition,
+    noise: Tensor,
+    guidance: float,
+    schedule: Schedule = "linear",
+    steps: int = SPEC.ddim_steps,
+    predicts: Prediction = "noise",
+) -> Tensor:
+    """DDIM steps, each with a full conditional and, where it guides, a full unconditional evaluation."""
 
     def denoise(z_t: Tensor, t: Tensor) -> Tensor:
         eps_c = network(z_t, t, condition)
         return eps_c if guidance == 1.0 else guided(network(z_t, t, condition.drop()), eps_c, guidance)
 
-    return ddim_sample(denoise, noise)
+    return ddim_sample(denoise, noise, schedule, steps, predicts)

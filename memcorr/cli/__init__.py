@@ -18,6 +18,7 @@ from ..runs import keep_freed_memory
 from . import pipeline as pipeline  # registers its verbs, in this order
 from . import recordings as recordings
 from . import tools as tools
+from . import trials as trials
 from .options import parsed
 
 

@@ -49,6 +49,7 @@ Count = Annotated[int, number(int, 1, 10**9, "a whole number from 1 up")]
 Processes = Annotated[int, number(int, 1, 4096, "a whole number from 1 up")]
 Port = Annotated[int, number(int, 0, 65535, "a port from 0 to 65535")]
 Whole = Annotated[int, number(int, -(10**9), 10**9, "a whole number")]
+Cluster = Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT|slurm|local-jobs")]
 Speed = Annotated[float, number(float, 0, 1e9, "a number from 0 up")]
 
 

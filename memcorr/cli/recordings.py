@@ -32,6 +32,31 @@ def data_check(data: tyro.conf.Positional[Path], picture: Path | None = None) ->
     print(f"nothing is wrong; look at {report.picture}")
 
 
+@verb(data_app, "mask")
+def data_mask(
+    data: tyro.conf.Positional[Path],
+    segmenter: str = "matcher",
+    first_masks: Path | None = None,
+    weights: str | None = None,
+    again: bool = False,
+) -> None:
+    """Draw the object's mask in every frame from the one in the first, and write it into the store.
+
+    Args:
+        data: Folder of the demonstrations.
+        segmenter: "matcher" carries the mask with the embedded matcher and depth; "sam2" needs weights of its own.
+        first_masks: Folder of pictures pair-000-open.png, white where the object is; if not given, the masks that the
+            first frames have.
+        weights: Of SAM 2, a folder or a name on the Hub; of the embedded matcher, a file.
+        again: Draw also where there are masks.
+    """
+    from ..correspondence.recorded.masks import draw_masks, load_segmenter
+    from ..demos.store import Store
+
+    made = draw_masks(Store.open(data), load_segmenter(segmenter, weights), first_masks, again)
+    print(f"drew masks in {made} demonstrations of {data}; next: memcorr data check {data}, and look at its picture")
+
+
 @verb(import_app, "lerobot")
 def import_lerobot(
     data: tyro.conf.Positional[Path],

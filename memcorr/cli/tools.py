@@ -10,23 +10,23 @@ import tyro
 from ..errors import UserError
 from ..runs import CORES
 from ..spec import DOOR, PUBLISHED_ONLINE_MM, SPEC, Lifting
-from .options import Count, Port, Processes, Seed, app, matcher_app, verb
+from .options import Cluster, Count, Port, Processes, Seed, app, matcher_app, verb
 
 
 @verb(app)
 def demo(
     out: Path = Path("demo"),
     policy: str = "shipped",
-    scenes: Count = 25,
+    scenes: Count = 10,
     scene_seed: Seed = 0,
     workers: Processes = CORES,
 ) -> None:
-    """Watch the shipped policy open and close the door outside its training: counts, videos and a page.
+    """Watch the shipped policy follow one recording of a door and of a window, also disturbed: counts, videos, a page.
 
     Args:
         out: Folder for everything that is made.
         policy: shipped, or the folder of a run.
-        scenes: Scenes of the combined shift, each with both tasks and both references.
+        scenes: Scenes of each chapter, each with both tasks.
         scene_seed: Draws fresh scenes; the fixed set is seed 0.
         workers: Processes.
     """
@@ -88,6 +88,36 @@ def serve(
     key = None if key_file is None else read_key(key_file)
     settings = Settings(host, port, key, megabytes * 2**20, clients=clients)
     serve_policy(policy, references, matcher, settings, lanes, threads, device)
+
+
+@verb(app)
+def lab(
+    policy: tyro.conf.Positional[str] = "shipped",
+    world: str | None = None,
+    data: Path | None = None,
+    matcher: str = "embedded",
+    out: Path = Path("lab"),
+    host: str = "127.0.0.1",
+    port: Port = 8080,
+) -> None:
+    """An interactive page: move the object and the camera, swap the reference, push; memcorr and replay side by side.
+
+    Args:
+        policy: shipped, or the folder of a run.
+        world: One of the ten worlds; the one that DATA is of, or door. The page can change it.
+        data: Demonstrations to choose references from. If not given: those that `memcorr collect` made, or, where
+            there are none, one pair that is recorded into OUT first.
+        matcher: embedded, romav2, flow, or a file of weights for the embedded one.
+        out: Folder for videos and .rrd files.
+        host: Address to listen on. There is no key: whoever reaches it can steer.
+        port: 0 takes any that is free; the first line printed says which.
+    """
+    try:
+        from ..lab.lab import run_lab
+    except ModuleNotFoundError as missing:
+        raise UserError(f"{missing.name} is missing: pip install 'memcorr[lab]'") from None
+
+    run_lab(policy, world, data, matcher, out, host, port)
 
 
 @verb(app)
@@ -155,6 +185,7 @@ def matcher_evaluate(
     scene_seed: Seed = 0,
     out: Path = Path("data/matching"),
     workers: Processes = CORES,
+    cluster: Cluster = None,
 ) -> None:
     """Measure a matcher's 3D error on live scenes, the paper's conditions and harder ones.
 
@@ -166,10 +197,13 @@ def matcher_evaluate(
         scene_seed: Draws the scenes; the fixed sets are seed 0.
         out: Folder of matching.json, a list of error tables; those that are there are kept, and made anew if asked for.
         workers: Processes. The tables are the same for any number.
+        cluster: As for `memcorr collect`.
     """
+    from ..cluster.pool import find_workers
     from ..correspondence.evaluate import measure_all
 
-    for table in measure_all(settings, world, matcher, lifting, scene_seed, out, workers):
+    those = find_workers(cluster, workers)
+    for table in measure_all(settings, world, matcher, lifting, scene_seed, out, those):
         paper = PUBLISHED_ONLINE_MM.get(table["setting"]) if table["world"] == DOOR else None
         print(
             f"{table['world']:11} {table['setting']:12} mean over decisions {table['mean_over_decisions_mm']:6.2f} mm"

@@ -8,7 +8,7 @@ A cache is a folder: `cache.json` says how it was made and from which demonstrat
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -20,11 +20,11 @@ from msgspec import Meta
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from ..demos.phase import closest_frames, training_reference
+from ..demos.phase import closest_frames, training_reference, windows
 from ..demos.store import Demonstration, Store, demonstration_path
 from ..errors import UserError
 from ..files import Form, digest_of, read_arrays, read_json, write_arrays, write_json
-from ..runs import CORES, claimed, spread, threads
+from ..runs import CORES, Workers, claimed, spread, threads
 from ..spec import PUBLISHED_CACHE_MM, PUBLISHED_CACHE_POINTS, SPEC, TASKS, Array, Lifting, TieBreak
 from .lift import match_frames, prepare_references
 from .matcher import Matcher, load_matcher, matcher_label, weights_digest
@@ -54,10 +54,6 @@ class Settings:
     tie_break: TieBreak = "elapsed"
     lifting: Lifting = "object"  # all there was before caches said so
 
-    @property
-    def length(self) -> int:
-        return min(self.rows, len(TASKS) * self.pairs * SPEC.windows_per_episode)
-
 
 @dataclass(frozen=True)
 class Cache:
@@ -78,17 +74,22 @@ class Cache:
 
 
 def choose_rows(
-    demonstrations: int, rows: int = SPEC.cache_rows, seed: int = SPEC.cache_seed
+    demonstrations: int | Sequence[int], rows: int = SPEC.cache_rows, seed: int = SPEC.cache_seed
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(demonstration, anchor): every frame 0, then distinct other rows without replacement, sorted."""
-    n = SPEC.windows_per_episode
-    others = np.delete(np.arange(demonstrations * n), np.arange(demonstrations) * n)
-    wanted = min(rows - demonstrations, len(others))
+    """(demonstration, anchor): every frame 0, then distinct other rows without replacement, sorted.
+
+    `demonstrations` are so many of the usual length, or their lengths."""
+    lengths = [SPEC.episode_steps] * demonstrations if isinstance(demonstrations, int) else demonstrations
+    counts = np.array([windows(length) for length in lengths])
+    first = np.cumsum(counts) - counts
+    others = np.delete(np.arange(counts.sum()), first)
+    wanted = min(rows - len(first), len(others))
     if wanted < 0:
-        raise UserError(f"--rows {rows}: give at least one row per demonstration ({demonstrations})")
+        raise UserError(f"--rows {rows}: give at least one row per demonstration ({len(first)})")
     drawn = np.random.default_rng(seed).choice(others, wanted, replace=False)
-    chosen = np.sort(np.concatenate([np.arange(demonstrations) * n, drawn]))
-    return chosen // n, chosen % n
+    chosen = np.sort(np.concatenate([first, drawn]))
+    of = np.searchsorted(first, chosen, side="right") - 1
+    return of, chosen - first[of]
 
 
 def fingerprint(store: Store, pairs: int) -> str:
@@ -188,12 +189,14 @@ def build_cache(
     seed: int = SPEC.cache_seed,
     tie_break: TieBreak = "elapsed",
     lifting: Lifting = "rigid",
-    workers: int = CORES,
+    workers: Workers = CORES,
+    draw: Callable[[Cache], None] | None = None,
 ) -> dict:
-    """Makes or completes a cache; the same arguments give the same bytes. Returns its error table."""
+    """Makes or completes a cache; the same arguments give the same bytes. Returns its error table. `draw` may add
+    pictures while the folder is still ours."""
     if not 1 <= pairs <= len(store):
         raise UserError(f"--pairs {pairs}: {store.root} has {len(store)}; collect more or give fewer")
-    store.demonstrations(range(pairs))  # complains before anything is written
+    lengths = [len(d) for d in store.demonstrations(range(pairs))]  # complains before anything is written
     name = matcher_label(matcher)
     settings = Settings(
         matcher=name,
@@ -205,7 +208,7 @@ def build_cache(
         tie_break=tie_break,
         lifting=lifting,
     )
-    demonstration, anchor = choose_rows(len(TASKS) * pairs, rows, seed)
+    demonstration, anchor = choose_rows(lengths, rows, seed)
     load_matcher(matcher)  # so does this
     with claimed(out):
         manifest, shards = out / "cache.json", [out / f"shard-{d:03d}.safetensors" for d in range(len(TASKS) * pairs)]
@@ -223,9 +226,11 @@ def build_cache(
                     pass
             parts = [read_arrays(s, AGAIN, FORMS).arrays for s in shards]
             write_arrays(out / "cache.safetensors", {k: np.concatenate([p[k] for p in parts]) for k in FORMS})
-            for s in shards:
-                s.unlink()
+        for s in shards:  # a run that was killed just here has left them
+            s.unlink(missing_ok=True)
         cache = read_cache(out, store)
+        if not cache.matches.valid.any():
+            raise UserError(f"{name} found no point of any row again; is the object in the masks of {store.root}?")
         right = 1e3 * np.linalg.norm(cache.residual, axis=-1)[cache.matches.valid] < RIGHT_MM
         area = auc(cache.matches.confidence[cache.matches.valid], right)
         table = error_table(name, cache.residual, cache.matches.valid) | {
@@ -233,7 +238,9 @@ def build_cache(
             "lifting": lifting,
             "weights": settings.weights,
         }
-        write_json(out / "errors.json", table, check=False)
+        write_json(out / "errors.json", table)
+        if draw is not None:
+            draw(cache)
     return table
 
 
@@ -245,10 +252,12 @@ def read_cache(folder: Path, store: Store) -> Cache:
     if settings.pairs > len(store) or settings.demonstrations != fingerprint(store, settings.pairs):
         raise UserError(f"{folder} was made from other demonstrations than {store.root}; run `memcorr match` anew")
     a = read_arrays(folder / "cache.safetensors", AGAIN, FORMS).arrays
-    if len(a["anchor"]) != settings.length:
+    lengths = [len(d) for d in store.demonstrations(range(settings.pairs))]
+    counts = [windows(length) for length in lengths]
+    if len(a["anchor"]) != min(settings.rows, sum(counts)):
         raise UserError(f"{folder} does not hold the rows that its cache.json speaks of; delete it and match again")
-    limits: dict[str, float] = {"demonstration": len(TASKS) * settings.pairs, "anchor": SPEC.windows_per_episode}
-    limits |= {"reference_frame": SPEC.episode_steps, "confidence": 1 + 1e-9}
+    limits: dict[str, float] = {"demonstration": len(TASKS) * settings.pairs, "anchor": max(counts)}
+    limits |= {"reference_frame": max(lengths), "confidence": 1 + 1e-9}
     for name, limit in limits.items():
         if not (a[name].min() >= 0 and a[name].max() < limit):
             raise UserError(f"{folder / 'cache.safetensors'} is damaged ({name} is out of range); {AGAIN}")

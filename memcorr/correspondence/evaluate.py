@@ -20,9 +20,9 @@ from tqdm import tqdm
 
 from ..demos.phase import reference_phase
 from ..errors import UserError
-from ..files import read_json, write_json
+from ..files import converted, read_json, refuse, write_json
 from ..frames import Frame
-from ..runs import claimed, spread, threads
+from ..runs import Workers, claimed, spread, threads
 from ..spec import DOOR, SPEC, WORLD_TASKS, Array, Lifting, Task
 from ..worlds.expert import act
 from ..worlds.pairs import find_pair
@@ -88,7 +88,7 @@ class Measuring:
 
 
 def measure_all(
-    settings: Sequence[str], world: str, matcher: str, lifting: Lifting, scene_seed: int, out: Path, workers: int
+    settings: Sequence[str], world: str, matcher: str, lifting: Lifting, scene_seed: int, out: Path, workers: Workers
 ) -> Iterator[dict[str, Any]]:
     """Tables of every setting in the worlds asked for, as they come; each goes into `out`/matching.json."""
     if unknown := [setting for setting in settings if setting not in SETTINGS]:
@@ -103,14 +103,31 @@ def measure_all(
             yield table
 
 
+@dataclass(frozen=True, order=True)
+class Identity:
+    """What a table in matching.json is about."""
+
+    matcher: str
+    lifting: str
+    world: str
+    setting: str
+    scene_seed: int
+
+
 def _present(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
     kind = dict[str, list[dict[str, Any]]]
-    return read_json(path, kind, "a list of error tables", "delete it").get("tables", []) if path.exists() else []
+    tables = read_json(path, kind, "a list of error tables", "delete it").get("tables", [])
+    try:
+        [_identity(table) for table in tables]
+    except ValueError as problem:
+        refuse(path, problem, "delete it")
+    return tables
 
 
-def _identity(table: dict[str, Any]) -> tuple:
-    names = ("matcher", "lifting", "world", "setting", "scene_seed")
-    return tuple(table[name] for name in names)
+def _identity(table: dict[str, Any]) -> Identity:
+    return converted(table, Identity)
 
 
 def evaluate(

@@ -50,13 +50,15 @@ class Crop:
         return (np.asarray(uv) - np.array([self.left, self.top]) + 0.5) / self.scale - 0.5
 
 
-def crop_object(frame: Frame, padding: tuple[int, int, int, int] = (SPEC.crop_padding,) * 4) -> Crop:
-    """The tight mask box padded (left, top, right, bottom) by 12 pixels and clipped.
+def crop_object(frame: Frame, padding: tuple[int, int, int, int] | None = None) -> Crop:
+    """The tight mask box padded (left, top, right, bottom) by 12 pixels of 128, and clipped.
 
     The whole image if there is no mask.
     """
     rows, columns = np.nonzero(frame.mask)
     H, W = frame.mask.shape
+    if padding is None:
+        padding = (round(SPEC.crop_padding * max(H, W) / SIZE),) * 4
     if len(rows) == 0:
         left, top, right, bottom = 0, 0, W - 1, H - 1
     else:
@@ -188,7 +190,8 @@ def measure(
     if lifting == "rigid":
         for i, frame in enumerate(frames):
             weight = np.where(valid[i], np.maximum(confidence[i], 0.02), 0.0)
-            settled = settle(p_ref[i], p_live[i], weight, pixel_size(frame, p_live[i]))
+            coarse = max(1.0, float(crops[i].scale.max()))  # no finer than the pixels that were matched
+            settled = settle(p_ref[i], p_live[i], weight, coarse * pixel_size(frame, p_live[i]))
             p_live[i], misfit[i], spread[i] = settled.p_live, settled.misfit, settled.spread
     k = SPEC.points
     matches = Matches(p_ref[:, :k], p_live[:, :k], confidence[:, :k], valid[:, :k])

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..demos.course import Course, carried
+from ..demos.course import Course, Progress, carried, seen_phase
 from ..spec import SPEC, Array
 from .rigid import fit_motion
 
@@ -54,6 +54,18 @@ def retimed(matches: Matches, course: Course, frame: int, other: int) -> Matches
     T = course.motion[other] @ np.linalg.inv(course.motion[frame])
     p_ref = np.where(matches.valid[:, None], carried(T, matches.p_ref), matches.p_ref)
     return replace(matches, p_ref=p_ref)
+
+
+def located(
+    matches: Matches, course: Course, j: int, gripper: Array, before: Progress | None, elapsed: int
+) -> tuple[Progress, Matches]:
+    """Where in its reference a live scene is that was matched (16, ...) to frame j, and the matches as if the frame
+    found had been looked at. Where too little is seen, the clock goes on."""
+    motion = motion_of(matches)
+    if motion is None:
+        return Progress(j, np.zeros(3) if before is None else before.displacement, elapsed), matches
+    progress = seen_phase(course, motion @ course.motion[j], gripper, before, elapsed)
+    return progress, retimed(matches, course, j, progress.phase)
 
 
 def motion_of(matches: Matches) -> Array | None:

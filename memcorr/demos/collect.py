@@ -18,11 +18,12 @@ from tqdm import tqdm
 
 from ..errors import UserError
 from ..files import write_json
-from ..runs import CORES, claimed, spread
-from ..spec import DOOR, SPEC, Task
-from ..worlds.expert import act
+from ..runs import CORES, Workers, claimed, spread
+from ..spec import DOOR, SPEC, Array, Task
+from ..worlds.disturbances import Events
+from ..worlds.expert import act, begin
 from ..worlds.pairs import find_pair
-from ..worlds.scenes import Scene, demonstration_scenes
+from ..worlds.scenes import Scene, demonstration_scenes, disturbed_scenes
 from ..worlds.world import World, shared_world
 from .contact_sheet import write_contact_sheet
 from .store import LAYOUT, Manifest, Store, demonstration_path, find_demonstration, write_demonstration
@@ -57,19 +58,21 @@ def judge(flags: list[bool]) -> Outcome:
 
 def record(root: Path, scene: Scene, task: Task) -> Outcome:
     """One demonstration, from reset to disk. Runs in a worker process."""
-    world = shared_world(scene.world)
-    world.reset(scene)
-    frames, actions, joints, poses, flags = [], [], [], [], []
-    for _ in range(SPEC.episode_steps):
+    world, events = shared_world(scene.world), Events(scene)
+    begin(world, scene, task)
+    frames, joints, poses, flags = [], [], [], []
+    actions: list[Array] = []
+    for t in range(SPEC.episode_steps):
         action = act(world, task)
         frames.append(world.observe())
-        actions.append(action)
         joints.append(world.joint)
         poses.append(world.T_world_object)
-        world.step(action)
+        world.step(events.action(actions, action, t))
+        actions.append(action)  # what the expert wanted, whatever the robot did
+        events.after(world, t + 1)
         flags.append(world.success(task))
     outcome = judge(flags)
-    if not outcome.held:
+    if world.diverged or (not outcome.held and not scene.disturbances):
         raise RuntimeError(f"the expert did not {task} and hold the {scene.world} of pair {scene.index}")
     write_demonstration(
         demonstration_path(root, scene.index, task),
@@ -81,6 +84,7 @@ def record(root: Path, scene: Scene, task: Task) -> Outcome:
         task=task,
         u=scene.u,
         world=scene.world,
+        disturbances=" ".join(map(str, scene.disturbances)),
     )
     return outcome
 
@@ -95,14 +99,15 @@ class Recording:
         return (record(self.root, scene, task) for scene, task in jobs)
 
 
-def prepare(root: Path, pairs: int, seed: int, world: str) -> list[tuple[Scene, Task]]:
+def prepare(root: Path, pairs: int, seed: int, world: str, disturbed: bool) -> list[tuple[Scene, Task]]:
     """Checks or writes the manifest; returns the demonstrations that are still missing."""
-    scenes, tasks = demonstration_scenes(seed, pairs, world), find_pair(world).tasks
-    manifest = Manifest(LAYOUT, pairs, world, seed, asdict(SPEC))
+    drawn = disturbed_scenes if disturbed else demonstration_scenes
+    scenes, tasks = drawn(seed, pairs, world), find_pair(world).tasks
+    manifest = Manifest(LAYOUT, pairs, world, seed, asdict(SPEC), disturbed=disturbed)
     path = root / "collection.json"
     if path.exists():
         present = Store(root).manifest
-        for key in ("layout", "world", "seed"):
+        for key in ("layout", "world", "seed", "disturbed"):
             there, wanted = getattr(present, key), getattr(manifest, key)
             if there != wanted:
                 raise UserError(f"{root} holds demonstrations with {key} {there}, not {wanted}; choose another --out")
@@ -114,29 +119,53 @@ def prepare(root: Path, pairs: int, seed: int, world: str) -> list[tuple[Scene, 
             file = demonstration_path(root, scene.index, task)
             if not file.exists():
                 missing.append((scene, task))
-            elif find_demonstration(root, world, scene.index, task).u != scene.u:  # complains about a damaged one, too
+                continue
+            found = find_demonstration(root, world, scene.index, task)  # complains about a damaged one, too
+            if found.u != scene.u:
                 raise UserError(f"{file} was recorded with another seed than {seed}; choose another --out")
+            if found.disturbances != " ".join(map(str, scene.disturbances)):
+                told = found.disturbances or "nothing"
+                raise UserError(f"{file} was recorded with {told} going wrong in it; choose another --out")
     write_json(path, asdict(manifest))
     return missing
 
 
-def collect(root: str | Path, pairs: int = SPEC.pairs, seed: int = 0, workers: int = CORES, world: str = DOOR) -> None:
-    """Records what is missing, then checks the pairs and writes the contact sheet."""
+def collect(
+    root: str | Path,
+    pairs: int = SPEC.pairs,
+    seed: int = 0,
+    workers: Workers = CORES,
+    world: str = DOOR,
+    disturbed: bool = False,
+) -> None:
+    """Records what is missing, then checks the pairs and writes the contact sheet.
+
+    `disturbed` ones start elsewhere and are interfered with on the way: they show how to recover.
+    """
     find_pair(world), demonstration_scenes(seed, pairs, world)  # complain before a folder is made
     with claimed(Path(root)) as root:
-        jobs = prepare(root, pairs, seed, world)
+        jobs = prepare(root, pairs, seed, world, disturbed)
         done = 2 * pairs - len(jobs)
         with closing(spread(Recording(root), jobs, workers)) as outcomes:
-            for _ in tqdm(outcomes, f"collect {world}", total=2 * pairs, initial=done, unit="demo", smoothing=0.05):
+            for _ in tqdm(
+                outcomes,
+                f"collect {world}{', disturbed' * disturbed}",
+                total=2 * pairs,
+                initial=done,
+                unit="demo",
+                smoothing=0.05,
+            ):
                 pass
         store = Store.open(root)
         log.info(describe(store))
         sheet = write_contact_sheet(store, root / "contact-sheet.png")
-        log.info(f"wrote {2 * pairs} demonstrations and {sheet.name} to {root}; {peak_memory(workers)}")
+        log.info(f"wrote {2 * pairs} demonstrations and {sheet.name} to {root}{peak_memory(workers)}")
 
 
-def usual_store(world: str) -> Path:
+def usual_store(world: str, disturbed: bool = False) -> Path:
     """Where `memcorr collect` puts a world's demonstrations unless told otherwise."""
+    if disturbed:
+        return Path("data/disturbed") / world
     return Path("data/demos") if world == DOOR else Path("data/worlds") / world
 
 
@@ -150,11 +179,13 @@ def find_references(out: Path, world: str = DOOR) -> Path:
     return alone
 
 
-def peak_memory(workers: int) -> str:
-    """An upper bound: this process plus every worker at the largest worker's peak."""
+def peak_memory(workers: Workers) -> str:
+    """An upper bound: this process plus every worker at the largest worker's peak; nothing is known of a cluster's."""
+    if not isinstance(workers, int):
+        return ""
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    return f"peak memory at most {(own + workers * child) / 2**20:.2f} GiB"
+    return f"; peak memory at most {(own + workers * child) / 2**20:.2f} GiB"
 
 
 def first_chunk_cosine(store: Store, pair: int) -> float:
@@ -169,12 +200,14 @@ def describe(store: Store) -> str:
         a, b = (store.demonstration(pair, task) for task in store.tasks)
         frames = (a.frame(0), b.frame(0))
         same = all(np.array_equal(getattr(frames[0], k), getattr(frames[1], k)) for k in ("rgb", "depth", "mask"))
-        if not (same and np.array_equal(a.robot_state[0], b.robot_state[0])):
+        apart = "other-task" in a.disturbances  # these begin where the other task was left off
+        if not (apart or (same and np.array_equal(a.robot_state[0], b.robot_state[0]))):
             raise UserError(f"pair {pair} in {store.root} does not start from one shared state; collect it again")
     cosine = np.mean([first_chunk_cosine(store, pair) for pair in range(len(store))])
     displacement = np.concatenate([d.action[:, :3] for d in store.demonstrations(range(len(store)))])
     saturated = np.mean(np.abs(displacement) >= 0.999)
-    count = "1 pair starts" if len(store) == 1 else f"{len(store)} pairs start"
+    together = sum("other-task" not in store.demonstration(i, store.tasks[0]).disturbances for i in range(len(store)))
+    count = "1 pair starts" if together == 1 else f"{together} pairs start"
     return (
         f"{count} from bit-equal states and images; first-chunk cosine {'/'.join(store.tasks)} "
         f"{cosine:+.2f}; displacement components at +-1: {100 * saturated:.2f} %"

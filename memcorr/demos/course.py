@@ -19,9 +19,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation, Slerp
 
-from ..spec import Array
+from ..spec import SPEC, Array
 from .phase import last_phase
 
 RELATION_M = 0.012  # usual error of the gripper as seen from the object
@@ -30,9 +31,14 @@ SHIFT_M, SHIFT_LIMIT = 0.010, 4.0  # of the displacement since the start; a base
 PACE, BACK_LIMIT, AHEAD_LIMIT = 8.0, 12.0, 9.0  # frames; what going back or ahead costs at most
 
 
-def carried(T: Array, p: Array) -> Array:
+def carried(T: NDArray[np.floating], p: Array) -> Array:
     """Points (n, 3) after the motions (..., 4, 4)."""
-    return p @ np.swapaxes(T[..., :3, :3], -1, -2) + T[..., None, :3, 3]
+    return np.asarray(p @ np.swapaxes(T[..., :3, :3], -1, -2) + T[..., None, :3, 3])
+
+
+def inverse(T: Array) -> Array:
+    """Of motions (..., 4, 4)."""
+    return np.asarray(np.linalg.inv(T), np.float64)
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,7 @@ class Progress:
 
     phase: int
     displacement: Array  # (3,) of the object against the reference, metres, when the episode began
+    elapsed: int = 0  # control steps made by then
 
 
 def interpolated(frames: Sequence[int], motions: Sequence[Array], length: int) -> Array:
@@ -74,23 +81,68 @@ def interpolated(frames: Sequence[int], motions: Sequence[Array], length: int) -
     return whole
 
 
-def seen_phase(course: Course, motion: Array, gripper: Array, before: Progress | None, steps: int) -> Progress:
+@dataclass(frozen=True)
+class Looks:
+    """K live scenes against the T frames of a course."""
+
+    cost: Array  # (K, T) of relation and turn
+    displacement: Array  # (K, T, 3) of the object, metres
+
+
+def compare(course: Course, motion: Array, gripper: Array) -> Looks:
+    """`motion` (K, 4, 4) carries the points of the course's first frame to where they are in each scene, `gripper`
+    (K, 3) are the live ones."""
+    frames = np.arange(last_phase(len(course.motion)) + 1)
+    live = np.einsum("kji,kj->ki", motion[:, :3, :3], gripper - motion[:, :3, 3])
+    relation = np.linalg.norm(course.relation[frames] - live[:, None], axis=-1)
+    now, then = carried(motion, course.points), carried(course.motion[frames], course.points)  # (K, n, 3), (T, n, 3)
+    displacement = now.mean(axis=1)[:, None] - then.mean(axis=1)
+    now, then = (p - p.mean(axis=1, keepdims=True) for p in (now, then))
+    turned_squared = ((now[:, None] - then) ** 2).sum(axis=-1).mean(axis=-1)
+    return Looks((relation / RELATION_M) ** 2 + turned_squared / TURN_M**2, displacement)
+
+
+def expected_phase(before: Progress | None, elapsed: int, length: int) -> int:
+    """The frame to look at: about as many on as steps were made since the last look; the first at the first.
+
+    Always one of every eighth, so that a reference is prepared once and a live step costs one match.
+    """
+    if before is None:
+        return 0
+    frame = min(before.phase + max(elapsed - before.elapsed, 0), last_phase(length))
+    return min(SPEC.executed * round(frame / SPEC.executed), last_phase(length) // SPEC.executed * SPEC.executed)
+
+
+def seen_phase(course: Course, motion: Array, gripper: Array, before: Progress | None, elapsed: int) -> Progress:
     """The frame of the course that looks most like the live scene.
 
-    `motion` (4, 4) carries the points of the course's first frame to where they are now, `gripper` (3) is the
-    live one, `steps` were made since `before`, which is None at the first look.
+    `motion` (4, 4) and `gripper` (3) as in `compare`; `elapsed` steps have been made; `before` is None at the first
+    look.
     """
-    frames = np.arange(last_phase(len(course.motion)) + 1)
-    relation = np.linalg.norm(course.relation[frames] - motion[:3, :3].T @ (gripper - motion[:3, 3]), axis=-1)
-    gap = carried(motion, course.points) - carried(course.motion[frames], course.points)  # (T, n, 3)
-    displacement = gap.mean(axis=1)
-    turned = np.sqrt(((gap - displacement[:, None]) ** 2).sum(axis=-1).mean(axis=-1))
-    cost = (relation / RELATION_M) ** 2 + (turned / TURN_M) ** 2
+    return _next(compare(course, motion[None], gripper[None]), 0, before, elapsed)
+
+
+def seen_phases(course: Course, motion: Array, gripper: Array, every: int) -> NDArray[np.int64]:
+    """The phase (K,) of each frame of a recording, had it been followed with a look at it and at every so many
+    frames before."""
+    looks = compare(course, motion, gripper)
+    phases = np.zeros(len(motion), np.int64)
+    for first in range(min(every, len(motion))):
+        progress = None
+        for k in range(first, len(motion), every):
+            progress = _next(looks, k, progress, k)
+            phases[k] = progress.phase
+    return phases
+
+
+def _next(looks: Looks, k: int, before: Progress | None, elapsed: int) -> Progress:
+    cost, displacement = looks.cost[k], looks.displacement[k]
+    frames = np.arange(len(cost))
     if before is None:
         phase = int((cost + np.minimum((frames / PACE) ** 2, AHEAD_LIMIT)).argmin())
-        return Progress(phase, displacement[phase])
+        return Progress(phase, displacement[phase], elapsed)
     moved = np.linalg.norm(displacement - before.displacement, axis=-1)
-    cost += np.minimum((moved / SHIFT_M) ** 2, SHIFT_LIMIT**2)
-    late = frames - (before.phase + steps)
+    late = frames - (before.phase + elapsed - before.elapsed)
+    cost = cost + np.minimum((moved / SHIFT_M) ** 2, SHIFT_LIMIT**2)
     cost += np.minimum((late / PACE) ** 2, np.where(late < 0, BACK_LIMIT, AHEAD_LIMIT))
-    return Progress(int(cost.argmin()), before.displacement)
+    return Progress(int(cost.argmin()), before.displacement, elapsed)

@@ -7,10 +7,12 @@ elapsed execution steps.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
-from ..spec import SPEC, Array, TieBreak
+from ..spec import SPEC, Array, Task, TieBreak
 
 JOINT_TIE = 0.01  # rad; frames this close to the best one count as tied
 
@@ -18,6 +20,16 @@ JOINT_TIE = 0.01  # rad; frames this close to the best one count as tied
 def training_reference(pair: int, train_pairs: int = SPEC.train_pairs) -> int:
     """The pair whose trajectories are the references of `pair`: the next one, cyclically."""
     return (pair + 1) % train_pairs
+
+
+def next_of_same_task(tasks: Sequence[Task]) -> NDArray[np.int64]:
+    """The same rule for recordings that need not come in pairs: which one each is conditioned on, of all with the
+    same task the next one, cyclically; one alone is its own reference."""
+    places: dict[Task, list[int]] = {}
+    for i, task in enumerate(tasks):
+        places.setdefault(task, []).append(i)
+    after = {i: same[(n + 1) % len(same)] for same in places.values() for n, i in enumerate(same)}
+    return np.array([after[i] for i in range(len(tasks))])
 
 
 def closest_frames(
@@ -30,7 +42,7 @@ def closest_frames(
     minimum; "elapsed" takes, among frames within `JOINT_TIE` of the minimum, the one nearest in
     time to the query frame, which is what the elapsed-time phase of evaluation supplies.
     """
-    frames = np.arange(SPEC.last_anchor + 1)
+    frames = np.arange(last_phase(len(reference_joint)) + 1)
     gap = np.abs(query_joint[:, None] - reference_joint[None, frames])
     if tie_break == "first":
         return gap.argmin(axis=1)
@@ -47,3 +59,8 @@ def last_phase(length: int) -> int:
 def reference_phase(elapsed: int, length: int, speed: float = 1.0, offset: int = 0) -> int:
     """Eq. (phase): j_k = clip(round(rho e_k) + delta, 0, 184) of a reference of `length` = 200 frames."""
     return int(np.clip(np.round(speed * elapsed) + offset, 0, last_phase(length)))
+
+
+def windows(length: int) -> int:
+    """Training rows of a demonstration: frames with a whole chunk of actions to come, 185 of 200."""
+    return last_phase(length) + 1

@@ -78,6 +78,7 @@ ALWAYS = tuple(name for name in NUMBERS if name not in OPTIONAL)
 WORD = r"[A-Za-z0-9][\w.-]*"  # of a world and a task: part of a file's name
 LONGEST, LARGEST = 100_000, 4096  # frames, pixels: beyond this a file is damaged, and nothing is allocated for it
 LARGEST_CHUNK = 2**30  # bytes
+ABOUT = ("pair", "task", "u", "world", "disturbances")  # attributes of a file
 REMEDY = "delete it and run the same `memcorr collect` again"
 
 
@@ -98,6 +99,7 @@ class Demonstration:
     object_pose: Array | None
     world: str = DOOR
     time: Array | None = None  # (T,) seconds
+    disturbances: str = ""  # what happened on the way, "bump=0.05 start=0.2"; "" when nothing did
 
     def __len__(self) -> int:
         return len(self.action)
@@ -199,7 +201,7 @@ def read_demonstration(path: str | Path) -> Demonstration:
     with opened(path) as f:
         try:
             numbers = {name: f[name][:] for name in NUMBERS if name in f}
-            about = _about({name: f.attrs[name] for name in ("pair", "task", "u", "world") if name in f.attrs})
+            about = _about({name: f.attrs[name] for name in ABOUT if name in f.attrs})
             if about["world"] in WORLD_TASKS:
                 check_numbers(numbers)
         except Exception as problem:  # a damaged file makes h5py raise almost anything
@@ -227,7 +229,11 @@ def _about(attributes: Mapping[str, Any]) -> dict[str, Any]:
     known = world in WORLD_TASKS  # nobody knows where recorded things stand in a band
     if u.shape != (2,) or u.dtype.kind not in "fiu" or (known and not np.isfinite(u).all()):
         raise ValueError("u is not two finite numbers")
-    return {"pair": int(pair), "task": task, "u": (float(u[0]), float(u[1])), "world": world}
+    disturbances = attributes.get("disturbances", "")
+    if not isinstance(disturbances, str):
+        raise ValueError("disturbances is no text")
+    about = {"pair": int(pair), "task": task, "u": (float(u[0]), float(u[1])), "world": world}
+    return about | {"disturbances": disturbances}
 
 
 def check_numbers(numbers: Mapping[str, NDArray]) -> None:
@@ -264,6 +270,7 @@ def write_demonstration(
     u: tuple[float, float],
     world: str = DOOR,
     time: Array | None = None,
+    disturbances: str = "",
 ) -> None:
     arrays: dict[str, NDArray] = {
         "rgb": np.stack([f.rgb for f in frames]),
@@ -279,7 +286,9 @@ def write_demonstration(
     arrays |= {name: array for name, array in optional.items() if array is not None}
     arrays = {name: array.astype(FORMS[name].dtype, casting="same_kind", copy=False) for name, array in arrays.items()}
     check_forms({name: (array.dtype, array.shape) for name, array in arrays.items()}, FORMS, OPTIONAL)
-    about = _about({"pair": pair, "task": task, "u": u, "world": world})
+    about = _about({"pair": pair, "task": task, "u": u, "world": world, "disturbances": disturbances})
+    if not disturbances:
+        del about["disturbances"]
     if world in WORLD_TASKS:
         check_numbers({name: array for name, array in arrays.items() if name in NUMBERS})
     # Made in memory: HDF5 may lose a chunk that the disk refuses, say nothing, and crash when the process ends.
@@ -326,6 +335,7 @@ class Manifest:
     spec: dict[str, Any] | None = None
     tasks: tuple[Annotated[str, Meta(pattern=f"^{WORD}$")], ...] = ()  # of recorded data; our worlds have theirs
     source: str = ""  # what it was imported from
+    disturbed: bool = False  # whether something goes wrong on the way, and the expert recovers
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +11,13 @@ from numpy.typing import NDArray
 
 from ..correspondence.lift import match_frames
 from ..correspondence.matcher import load_matcher
-from ..correspondence.matches import Matches, ground_truth_matches, join_matches, motion_of, residuals, retimed
-from ..demos.course import Course, Progress, seen_phase
-from ..demos.phase import last_phase
-from ..demos.store import Demonstration, Store
+from ..correspondence.matches import Matches, ground_truth_matches, join_matches, located, residuals
+from ..correspondence.recorded.masks import Tracked
+from ..demos.course import Course, Progress, expected_phase
+from ..demos.store import Demonstration, Store, demonstration_path
 from ..errors import UserError
 from ..frames import Frame
-from ..policy.policy import Plan, Planner, Policy, Reference, Request, initial_noise, load_policy
+from ..policy.policy import Plan, Policy, Reference, Request, beside, initial_noise, load_policy
 from ..policy.relations import permute_pairs
 from ..spec import SPEC, TEST_SETS, WORLD_TASKS, Array, Task
 from ..worlds.pairs import find_pair
@@ -34,20 +35,24 @@ class PolicyController:
     looks = True
 
     def __init__(
-        self, policy: Policy, demonstrations: dict[Task, Demonstration], shown: Intervention, lanes: int = LANES
+        self, policy: Policy | None, demonstrations: dict[Task, Demonstration], shown: Intervention, lanes: int = LANES
     ) -> None:
-        self.policy, self.shown, self.watch = policy, shown, Stopwatch()
+        self.policy, self.shown, self.watch, self.lanes = policy, shown, Stopwatch(), lanes
         matcher = None if shown.matcher in (GROUND_TRUTH, NO_MATCHER) else load_matcher(shown.matcher)
-        self.planner = Planner(policy, matcher, lanes, shown.lifting)
+        self.matcher = matcher
         self.references = {task: Reference(d, matcher) for task, d in demonstrations.items()}
-        self.progress: dict[Job, Progress] = {}  # of the rollouts under way, where the phase is seen
+        self.progress: dict[tuple[Job, Reference], Progress] = {}  # of the rollouts under way, where it is seen
+        self.tracked: dict[Job, Tracked] = {}  # of the rollouts under way, where masks are carried
         with self.watch("references"):  # every phase that a rollout can reach
             for reference in self.references.values():
                 looks = range(0, SPEC.episode_steps, SPEC.executed)
                 reference.prepare([shown.phase(e, len(reference)) for e in looks])
 
     def decide(self, decisions: Sequence[Decision]) -> list[Answer]:
-        tasks = [self.shown.supplied(d.job.task, d.job.scene.world) for d in decisions]
+        if self.shown.masks == "carried":
+            with self.watch("masks"):
+                decisions = [self._masked(decision) for decision in decisions]
+        tasks = [self.shown.supplied(d.job.task, d.job.scene.world, d.elapsed) for d in decisions]
         followed: list[tuple[Reference, int]] = []
         if self.references:
             references = [self.references[task] for task in tasks]
@@ -63,22 +68,36 @@ class PolicyController:
         with self.watch("sample"):
             requests = []
             for i, decision in enumerate(decisions):
-                gripper, j = (followed[i][0].demonstration.gripper, followed[i][1]) if followed else (None, None)
-                noise, empty = rollout_noise(self.policy.seed, decision), self.shown.reference == "empty"
+                reference, j = (followed[i][0].demonstration, followed[i][1]) if followed else (None, None)
+                seed, empty = self.policy.seed if self.policy else 0, self.shown.reference == "empty"
+                noise = rollout_noise(seed, decision)
                 point_pairs = None if matches is None else matches[i]
                 number = WORLD_TASKS[decision.job.scene.world].index(tasks[i])
-                requests.append(Request(seen(decision), noise, gripper, j, point_pairs, number, empty))
-            plans = self.planner.plan(requests)
+                requests.append(Request(seen(decision), noise, reference, j, point_pairs, number, empty))
+            plans = self._plan(requests)
         return [Answer(plan, error) for plan, error in zip(plans, errors, strict=True)]
+
+    def _masked(self, decision: Decision) -> Decision:
+        """With the mask of the first look, which somebody drew, carried to this one."""
+        frame, job = seen(decision), decision.job
+        if decision.replan == 0:
+            assert self.matcher is not None
+            self.tracked[job] = Tracked(self.matcher, frame, frame.mask)
+            return decision
+        return replace(decision, frame=replace(frame, mask=self.tracked[job].look(frame)))
+
+    def _plan(self, requests: Sequence[Request]) -> list[Plan]:
+        assert self.policy is not None
+        return self.policy.plan(requests, self.lanes)
 
     def _expected(self, decision: Decision, reference: Reference) -> int:
         """The frame to look at: by the clock, or as many steps on as were made since the last look."""
         if self.shown.phase_from == "elapsed":
             return self.shown.phase(decision.elapsed, len(reference))
         if decision.replan == 0:
-            self.progress.pop(decision.job, None)
-            return 0
-        return min(self.progress[decision.job].phase + SPEC.executed, last_phase(len(reference)))
+            for other in self.references.values():
+                self.progress.pop((decision.job, other), None)
+        return expected_phase(self.progress.get((decision.job, reference)), decision.elapsed, len(reference))
 
     def _seen(
         self, followed: list[tuple[Reference, int]], matches: Matches, decisions: Sequence[Decision]
@@ -86,16 +105,11 @@ class PolicyController:
         """The frames that the live scenes look like, and the matches as if these had been looked at."""
         chosen, moved = [], []
         for i, ((reference, j), decision) in enumerate(zip(followed, decisions, strict=True)):
-            course = self._course(reference, decision)
-            step, before = motion_of(matches[i]), self.progress.get(decision.job)
-            if step is None:  # too little is seen: the clock goes on
-                progress = Progress(j, np.zeros(3) if before is None else before.displacement)
-            else:
-                gripper = seen(decision).gripper
-                progress = seen_phase(course, step @ course.motion[j], gripper, before, SPEC.executed)
-            self.progress[decision.job] = progress
+            course, before = self._course(reference, decision), self.progress.get((decision.job, reference))
+            progress, found = located(matches[i], course, j, seen(decision).gripper, before, decision.elapsed)
+            self.progress[decision.job, reference] = progress
             chosen.append((reference, progress.phase))
-            moved.append(_one(retimed(matches[i], course, j, progress.phase)))
+            moved.append(_one(found))
         return chosen, join_matches(*moved)
 
     def _course(self, reference: Reference, decision: Decision) -> Course:
@@ -110,7 +124,11 @@ class PolicyController:
         if self.shown.matcher == GROUND_TRUTH:
             points = find_pair(decisions[0].job.scene.world).points
             return ground_truth_matches(points, *true_poses(followed, decisions))
-        return self.planner.match(followed, [seen(decision) for decision in decisions])
+        if self.matcher is None:
+            return None
+        references = [reference.at(j) for reference, j in followed]
+        frames = [seen(decision) for decision in decisions]
+        return match_frames(self.matcher, references, frames, self.shown.lifting, self.lanes)
 
 
 def seen(decision: Decision) -> Frame:
@@ -132,7 +150,9 @@ def true_poses(followed: list[tuple[Reference, int]], decisions: Sequence[Decisi
 def match_errors(
     matches: Matches, followed: list[tuple[Reference, int]], decisions: Sequence[Decision]
 ) -> list[float | None]:
-    """Mean 3D error of each decision's valid points, millimetres, from simulator truth."""
+    """Mean 3D error of each decision's valid points, millimetres, from simulator truth; of recordings nobody knows."""
+    if any(reference.demonstration.object_pose is None for reference, _ in followed):
+        return [None] * len(decisions)
     error = 1e3 * np.linalg.norm(residuals(matches, *true_poses(followed, decisions)), axis=-1)
     return [float(e[v].mean()) if v.any() else None for e, v in zip(error, matches.valid, strict=True)]
 
@@ -202,13 +222,24 @@ class ReplayController:
         return np.median((matches.p_live - matches.p_ref)[matches.valid], axis=0), matches
 
 
+class ServoController(PolicyController):
+    """The baseline that reacts but has not learned: from where the scene is seen to be, what the reference's hand was
+    told, and straight back to its path. What memcorr-many's actions are relative to, and nothing else."""
+
+    def __init__(self, demonstrations: dict[Task, Demonstration], shown: Intervention) -> None:
+        super().__init__(None, demonstrations, shown)
+
+    def _plan(self, requests: Sequence[Request]) -> list[Plan]:
+        return [Plan(np.clip(beside(request), -1.0, 1.0), request.phase, request.matches) for request in requests]
+
+
 def _one(matches: Matches) -> Matches:
     """A batch of one."""
     return Matches(matches.p_ref[None], matches.p_live[None], matches.confidence[None], matches.valid[None])
 
 
-REPLAYS = ("replay", "replay-truth")
-SCRIPTED = ("expert", "zeros", *REPLAYS)
+REPLAYS, SERVO = ("replay", "replay-truth"), "servo"
+SCRIPTED = ("expert", "zeros", *REPLAYS, SERVO)
 
 
 def make_controller(policy: str | Path, data: Path, shown: Intervention, checkpoint: str = "") -> Controller:
@@ -217,6 +248,8 @@ def make_controller(policy: str | Path, data: Path, shown: Intervention, checkpo
     name = str(policy)
     if name in REPLAYS:
         return ReplayController(_references(data), shown)
+    if name == SERVO:
+        return ServoController(_references(data), shown)
     if name in SCRIPTED:
         return ExpertController() if name == "expert" else ZerosController()
     loaded = load_policy(policy, "cpu")  # bits, and so rows, would depend on the device
@@ -228,4 +261,7 @@ def make_controller(policy: str | Path, data: Path, shown: Intervention, checkpo
 
 def _references(data: Path) -> dict[Task, Demonstration]:
     store = Store.open(data)
-    return {task: store.demonstration(REFERENCE_PAIR, task) for task in store.tasks}
+    there = [
+        t for t in store.tasks if demonstration_path(store.root, REFERENCE_PAIR, t).exists()
+    ]  # own data: any tasks
+    return {task: store.demonstration(REFERENCE_PAIR, task) for task in there}

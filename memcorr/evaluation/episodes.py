@@ -59,6 +59,7 @@ class Episode(Outcome):
     stage: str = "final"  # of the checkpoint: stage-one, final, unfinished, or scripted
     checkpoint: str = ""  # first digits of the SHA-256 of the weights,
     reference_file: str = ""  # of the supplied demonstration
+    camera: str = ""  # first digits of a digest of somebody else's camera; '' for the world's own
     matcher_weights: str = ""  # and of the embedded matcher's weights; '' in rows older than these fields
 
     @property
@@ -78,6 +79,9 @@ class Episode(Outcome):
             shown.phase_offset,
             shown.phase_speed,
             shown.phase_from,
+            shown.swap,
+            shown.masks,
+            self.camera,
             self.disturbance,
             self.scene_seed,
             self.scene,
@@ -108,7 +112,7 @@ PROMISED = (
 COLUMNS = (
     *PROMISED,
     *("stage", "checkpoint", "pairing", "lifting", "matched_replans", "reference_file", "matcher_weights"),
-    *("world", "disturbance", "final_progress", "phase_from"),
+    *("world", "disturbance", "final_progress", "phase_from", "swap", "masks", "camera"),
 )
 _SHOWN = [f.name for f in dataclasses.fields(Intervention)]
 

@@ -7,6 +7,7 @@ an interruption or a shorter list of scenes changes which rows are there, never 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -21,16 +22,16 @@ from ..errors import UserError
 from ..files import appending, digest_of
 from ..policy.checkpoint import MODEL, model_update
 from ..policy.policy import policy_folder
-from ..runs import claimed, spread, threads
-from ..spec import DOOR, WORLD_TASKS, Lifting, Task, TestSet
+from ..runs import Workers, claimed, slots, spread, threads
+from ..spec import DOOR, SPEC, WORLD_TASKS, Task, TestSet
 from ..training.experiments import Config, Experiment
 from ..worlds.disturbances import Disturbance
 from ..worlds.pairs import find_pair
 from ..worlds.scenes import disturb, evaluation_scenes
-from ..worlds.world import shared_world
-from .controllers import REFERENCE_PAIR, REPLAYS, SCRIPTED, make_controller
+from ..worlds.world import View, shared_world
+from .controllers import REFERENCE_PAIR, REPLAYS, SCRIPTED, SERVO, make_controller
 from .episodes import EPISODES, Episode, Outcome, read_episodes, write_episodes
-from .intervention import GROUND_TRUTH, NO_MATCHER, Intervention
+from .intervention import GROUND_TRUTH, NO_MATCHER, PLAIN, Intervention
 from .rollout import LANES, Job, roll_out
 
 
@@ -57,15 +58,19 @@ def find_subject(policy: str) -> Subject:
     return Subject(str(folder), config.experiment.name, config.seed, stage, checkpoint, config.experiment)
 
 
-def usual_lifting(policy: str | Path) -> Lifting:
-    """How the points are lifted that a policy was trained to follow."""
-    recipe = find_subject(str(policy)).recipe
-    return recipe.lifting if recipe else Intervention().lifting
+def usual(policy: str | Path, shown: Intervention = PLAIN) -> Intervention:
+    """`shown` with points lifted and phases found as the policy was trained to have them."""
+    subject = find_subject(str(policy))
+    recipe = subject.recipe
+    if recipe is None:
+        return replace(shown, phase_from="seen") if subject.policy == SERVO and shown.usual_phase else shown
+    seen = recipe.needs_matches and shown.usual_phase and shown.reference != "empty"
+    return replace(shown, lifting=recipe.lifting, phase_from=recipe.phase if seen else shown.phase_from)
 
 
 def follows(subject: Subject, shown: Intervention) -> bool:
     """Whether a reference is supplied at all."""
-    return subject.policy in REPLAYS or (
+    return subject.policy in (*REPLAYS, SERVO) or (
         subject.recipe is not None and not subject.recipe.visual and shown.reference != "empty"
     )
 
@@ -78,8 +83,19 @@ def settle(subject: Subject, shown: Intervention) -> Intervention:
     if not 0 <= shown.phase_speed < float("inf"):
         raise UserError(f"--phase-speed {shown.phase_speed}: give a number from 0 up")
     recipe = subject.recipe
+    carried = shown.masks == "carried"
+    if carried and (
+        shown.matcher in (GROUND_TRUTH, NO_MATCHER) or not follows(subject, shown) or subject.policy in REPLAYS
+    ):
+        raise UserError("--masks carried: masks are carried by a matcher, for who follows a reference with one")
+    if subject.policy == SERVO:
+        timed = (shown.phase_offset, shown.phase_speed) != (0, 1.0)
+        if timed or shown.reference == "empty" or shown.pairing != "kept" or shown.matcher == NO_MATCHER:
+            raise UserError(f"{SERVO} follows a reference as it is: only the right or the opposite one")
+        check_swap(shown.swap, True)
+        return replace(shown, phase_from="seen")
     if subject.policy in REPLAYS:
-        plain = shown.usual_phase and shown.pairing == "kept" and shown.matcher != NO_MATCHER
+        plain = shown.usual_phase and shown.pairing == "kept" and shown.matcher != NO_MATCHER and not shown.swap
         if shown.reference == "empty" or not plain:
             raise UserError(f"{subject.policy} plays a reference as it is: only the right or the opposite one")
         return replace(shown, matcher=GROUND_TRUTH) if subject.policy == "replay-truth" else shown
@@ -93,13 +109,23 @@ def settle(subject: Subject, shown: Intervention) -> Intervention:
         raise UserError(f"{subject.experiment} with reference {shown.reference} has no phase to change")
     if shown.phase_from == "seen" and not (matched and (shown.phase_offset, shown.phase_speed) == (0, 1.0)):
         raise UserError("--phase seen is estimated from point pairs: it needs a policy with pairs, and no other phase")
+    check_swap(shown.swap, referenced)
     if not matched and shown.pairing != "kept":
         raise UserError(f"{subject.experiment} with reference {shown.reference} has no point pairs to permute")
     if matched and shown.matcher == NO_MATCHER:
         raise UserError(f"{subject.experiment} needs a matcher: {', '.join(MATCHERS)} or {GROUND_TRUTH}")
     if matched and shown.matcher != GROUND_TRUTH:
         return shown
-    return replace(shown, matcher=shown.matcher if matched else NO_MATCHER, lifting=Intervention().lifting)
+    return replace(shown, matcher=shown.matcher if matched else NO_MATCHER, lifting=PLAIN.lifting)
+
+
+def check_swap(swap: int, referenced: bool) -> None:
+    """References are exchanged when a policy looks, and while there is an episode."""
+    if swap and (not referenced or swap % SPEC.executed or not 0 < swap < SPEC.episode_steps):
+        looks = f"references are exchanged when it looks, every {SPEC.executed} steps of {SPEC.episode_steps}"
+        raise UserError(
+            f"--swap {swap}: {looks}" if referenced else f"--swap {swap}: there is no reference to exchange"
+        )
 
 
 def list_jobs(
@@ -133,17 +159,22 @@ class Sources:
 
     references: dict[Task, str]  # of the demonstration of each task
     matcher: str
+    camera: str = ""  # '' for the world's own
 
     @staticmethod
-    def find(subject: Subject, shown: Intervention, data: Path | None, world: str) -> Sources:
+    def find(subject: Subject, shown: Intervention, data: Path | None, world: str, view: View | None = None) -> Sources:
         references: dict[Task, str] = {}
         if data is not None and follows(subject, shown):
             store = Store.open(data)
-            if store.world != world:
+            if store.world != world and store.world in WORLD_TASKS:
                 raise UserError(f"{data} holds demonstrations of {store.world}, not of {world}")
-            references = {t: digest_of(store.demonstration(REFERENCE_PAIR, t).path)[:12] for t in store.tasks}
+            tasks = WORLD_TASKS[world]  # recordings of one's own may call the world as they like, but not its tasks
+            if missing := [t for t in tasks if t not in store.tasks]:
+                raise UserError(f"{data} holds no recording of the task {missing[0]} of {world}")
+            references = {t: digest_of(store.demonstration(REFERENCE_PAIR, t).path)[:12] for t in tasks}
         matched = shown.matcher not in (GROUND_TRUTH, NO_MATCHER)
-        return Sources(references, weights_digest(shown.matcher) if matched else "")
+        camera = "" if view is None else hashlib.sha256(repr(view).encode()).hexdigest()[:12]
+        return Sources(references, weights_digest(shown.matcher) if matched else "", camera)
 
 
 def episode(
@@ -166,6 +197,7 @@ def episode(
         checkpoint=subject.checkpoint,
         reference_file=sources.references.get(shown.supplied(job.task, job.scene.world), ""),
         matcher_weights=sources.matcher,
+        camera=sources.camera,
         **asdict(outcome or Outcome()),
     )
 
@@ -180,11 +212,12 @@ class Rolling:
     shown: Intervention
     lanes: int
     world: str
+    view: View | None = None
 
     def __call__(self, jobs: Iterator[Job]) -> Iterator[tuple[Job, Outcome]]:
         with threads(1):  # more would round differently, and processes share the cores better
             controller = make_controller(self.policy, self.data, self.shown, self.checkpoint)
-            yield from roll_out(shared_world(self.world), controller, jobs, self.lanes)
+            yield from roll_out(shared_world(self.world, self.view), controller, jobs, self.lanes)
 
 
 def evaluate(
@@ -199,13 +232,14 @@ def evaluate(
     scene_seed: int = 0,
     scenes: Sequence[int] = (),
     data: str | Path | None = None,
-    workers: int = 1,
+    workers: Workers = 1,
+    view: View | None = None,
 ) -> list[Episode]:
     """Runs what is missing and returns all rows that were asked for.
 
-    Without `data` the references are found, or recorded, by `find_references`.
+    Without `data` the references are found, or recorded, by `find_references`. `view` is somebody else's camera.
     """
-    if workers < 1:
+    if isinstance(workers, int) and workers < 1:
         raise UserError(f"--workers {workers}: give at least 1")
     if scene_seed < 0:
         raise UserError(f"--scene-seed {scene_seed}: give a whole number from 0 up")
@@ -217,7 +251,7 @@ def evaluate(
     if data is None and follows(subject, shown):
         data = find_references(out, world)
     store = Path(data) if data is not None else None
-    sources = Sources.find(subject, shown, store, world)
+    sources = Sources.find(subject, shown, store, world, view)
     named = replace(shown, matcher=matcher_label(shown.matcher))
     asked = [episode(subject, named, job, sources) for job in jobs]
     wanted = {row.key: (row, job) for row, job in zip(asked, jobs, strict=True)}
@@ -228,15 +262,14 @@ def evaluate(
             check_same_files(path, present[key], wanted[key][0])
         write_episodes(path, present.values())  # without the half line that a killed run may have left
         missing = [job for key, (_, job) in wanted.items() if key not in present]
-        workers = min(workers, max(1, len(missing)))
-        lanes = min(LANES, -(-len(missing) // workers)) if missing else 1
+        lanes = min(LANES, -(-len(missing) // slots(workers))) or 1
         bar = tqdm(
             desc=f"{subject.experiment} {world} {shown.reference}", total=len(wanted), unit="rollout", smoothing=0.05
         )
         bar.update(len(wanted) - len(missing))
         successes = sum(present[key].success for key in wanted.keys() & present.keys())
-        work = Rolling(subject.policy, subject.checkpoint, store or Path(), shown, lanes, world)
-        with appending(path) as append, bar, closing(spread(work, missing, workers)) as outcomes:
+        work = Rolling(subject.policy, subject.checkpoint, store or Path(), shown, lanes, world, view)
+        with appending(path) as append, bar, closing(spread(work, missing, workers, lanes)) as outcomes:
             for job, outcome in outcomes:
                 row = episode(subject, named, job, sources, outcome)
                 append(row.line())

@@ -14,6 +14,7 @@ from ..spec import Lifting, PhaseSource, Task, opposite
 
 ReferenceChoice = Literal["correct", "empty", "opposite"]
 Pairing = Literal["kept", "permuted"]
+MaskSource = Literal["simulator", "carried"]
 GROUND_TRUTH, NO_MATCHER = "ground-truth", "none"
 
 
@@ -28,15 +29,22 @@ class Intervention:
     pairing: Pairing = "kept"  # or live points exchanged among the valid pairs
     lifting: Lifting = "rigid"
     phase_from: PhaseSource = "elapsed"  # or "seen", by what the live scene looks like
+    swap: int = 0  # control steps after which the reference is exchanged for this one; until then, the other task's
+    masks: MaskSource = "simulator"  # of live frames; "carried": the first one, by the matcher, as on a real robot
 
-    def supplied(self, task: Task, world: str) -> Task:
-        """The task of the reference that is supplied when `task` is asked for."""
-        return opposite(task, world) if self.reference == "opposite" else task
+    def supplied(self, task: Task, world: str, elapsed: int | None = None) -> Task:
+        """The task of the reference that is supplied when `task` is asked for, after `elapsed` steps or in the end."""
+        other = (self.reference == "opposite") != (elapsed is not None and elapsed < self.swap)
+        return opposite(task, world) if other else task
 
     def phase(self, elapsed: int, length: int) -> int:
-        """j_k of a reference of `length` frames."""
-        return reference_phase(elapsed, length, self.phase_speed, self.phase_offset)
+        """j_k of a reference of `length` frames, which begins when it is first shown."""
+        begun = elapsed - self.swap if elapsed >= self.swap else elapsed
+        return reference_phase(begun, length, self.phase_speed, self.phase_offset)
 
     @property
     def usual_phase(self) -> bool:
         return (self.phase_offset, self.phase_speed, self.phase_from) == (0, 1.0, "elapsed")
+
+
+PLAIN = Intervention()

@@ -21,7 +21,7 @@ from ..frames import Frame
 from ..policy.policy import Plan
 from ..spec import SPEC, Array, Task
 from ..worlds.disturbances import Events
-from ..worlds.expert import act
+from ..worlds.expert import act, begin
 from ..worlds.scenes import Scene
 from ..worlds.world import World
 from .episodes import Outcome
@@ -108,7 +108,7 @@ def roll_out(
     active: list[Lane] = []
     while True:
         while len(active) < lanes and (job := next(jobs, None)) is not None:
-            world.reset(job.scene)
+            begin(world, job.scene, job.task)
             first = _look(world, controller, job, 0, 0, None, watch)
             events = Events(job.scene)
             active.append(Lane(job, world.snapshot(), world.place, first, time.perf_counter(), events))
@@ -175,14 +175,14 @@ def conclude(world: World, lane: Lane) -> Outcome:
         fallback_replans=sum(answer.plan is not None and answer.plan.fallback for answer in lane.answers),
         matched_replans=len(errors),
         mean_match_error_mm=round(float(np.mean(errors)), 4) if errors else None,
-        first_chunk_direction=first_chunk_direction(world, lane.job.scene, np.stack(lane.executed)),
+        first_chunk_direction=first_chunk_direction(world, lane.job, np.stack(lane.executed)),
         final_joint=round(float(np.nan_to_num(joint)), 6),
         final_progress=round(float(np.nan_to_num(progress)), 4),
         seconds=round(seconds, 3),
     )
 
 
-def first_chunk_direction(world: World, scene: Scene, executed: Array) -> Task:
+def first_chunk_direction(world: World, job: Job, executed: Array) -> Task:
     """Which of the expert's two first chunks in this very scene the executed one resembles, by cosine.
 
     The first eight executed displacements against the first eight that the scripted expert executes
@@ -193,7 +193,7 @@ def first_chunk_direction(world: World, scene: Scene, executed: Array) -> Task:
         return ""
     cosine = {}
     for task in world.pair.tasks:
-        world.reset(scene)
+        begin(world, job.scene, job.task)
         expert = []
         for _ in range(len(chunk) // 3):
             expert.append(act(world, task)[:3])

@@ -7,18 +7,30 @@ every time. What is seen may be wrong; what success is judged by never is.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
+from ..errors import UserError
 from ..frames import Camera, Frame
+from ..recordings.sidecars import read_calibration
 from ..worlds.disturbances import CAMERA_ERROR_DEG, CAMERA_ERROR_M, drawn
 from ..worlds.scenes import Scene
+from ..worlds.world import View
 
 EDGE = 0.03  # metres between neighbouring pixels: where an RGB-D camera loses depth first
 CROSS = cv2.getStructuringElement(cv2.MORPH_CROSS, (3, 3))
+
+
+def calibrated_view(path: Path) -> View:
+    """The camera of a `calibration.json`, to be drawn with."""
+    found = read_calibration(path, path)
+    if found is None:
+        raise UserError(f"--camera {path}: there is no such file")
+    return View.of(found.camera, found.height, found.width)
 
 
 def degraded(frame: Frame, scene: Scene, elapsed: int, late_mask: NDArray[np.bool_] | None = None) -> Frame:

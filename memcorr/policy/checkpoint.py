@@ -8,6 +8,7 @@ A training run keeps more beside them (`training.loop`).
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -16,10 +17,11 @@ import numpy as np
 import torch
 from msgspec import Meta
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ..errors import UserError
 from ..files import Form, check_forms, converted, read_arrays, read_json, write_arrays, write_json
-from ..spec import SPEC, Lifting, Schedule
+from ..spec import SPEC, ActionKind, Lifting, PhaseSource, Prediction, Schedule, StateKind
 from .condition import Normalisation
 from .relations import Representation
 from .transformer import ActionTransformer, VisualTransformer
@@ -43,7 +45,28 @@ Positive = Annotated[float, Meta(ge=0)]
 AGAIN = "restore it, or train again into another folder"
 
 
-LATER = ("schedule", "lifting")  # fields that older configurations lack
+LATER = (
+    "schedule",
+    "predicts",
+    "lifting",
+    "state",
+    "actions",
+    "phase",
+    "ddim_steps",
+    "state_dim",
+    "action_dim",
+    "action_cm",
+    "action_limit",
+)  # fields that older configurations lack
+
+
+class Uninitialised(TorchFunctionMode):
+    """Layers made in here keep whatever their memory holds."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return args[0] if args else (kwargs or {})["tensor"]
+        return func(*args, **(kwargs or {}))
 
 
 @dataclass(frozen=True)
@@ -55,7 +78,16 @@ class Design:
     representation: Representation = "full"  # of the relation tokens; visual networks have none
     guidance: Positive = SPEC.guidance  # 1 means none
     schedule: Schedule = "linear"
+    predicts: Prediction = "noise"
     lifting: Lifting = "rigid"  # of the points it was trained on, and follows
+    state: StateKind = "absolute"
+    actions: ActionKind = "absolute"  # "relative": to those that would continue the reference (`relations.continued`)
+    phase: PhaseSource = "elapsed"  # which frame of the reference is now, in training and live
+    ddim_steps: Annotated[int, Meta(ge=2, le=SPEC.diffusion_steps)] = SPEC.ddim_steps
+    state_dim: Annotated[int, Meta(ge=1, le=4096)] = SPEC.state_dim  # these four as the data has them
+    action_dim: Annotated[int, Meta(ge=1, le=4096)] = SPEC.action_dim
+    action_cm: Positive = 1.0  # by which an action of 1 moves the hand per step; 0 where it is no displacement
+    action_limit: Annotated[float, Meta(gt=0)] = 1.0  # components of an action stay in [-limit, limit]
 
     @property
     def visual(self) -> bool:
@@ -67,9 +99,17 @@ class Design:
         """Whether a matcher has to run: not for images, nor for motion alone."""
         return not self.visual and self.representation != "motion"
 
-    def build(self) -> nn.Module:
-        """A freshly initialised network."""
-        return NETWORKS[self.network]()
+    @property
+    def evaluations(self) -> int:
+        """Of the network, for one chunk, if nothing is shared."""
+        return self.ddim_steps * (1 if self.guidance == 1.0 else 2)
+
+    def build(self, initialised: bool = True) -> nn.Module:
+        """A freshly initialised network; or, half the time saved, one whose weights are about to be read."""
+        with nullcontext() if initialised else Uninitialised():
+            if self.network == "memcorr":
+                return ActionTransformer(self.state_dim, self.action_dim)
+            return NETWORKS[self.network]()
 
 
 @dataclass(frozen=True)
@@ -110,10 +150,10 @@ def forms_of(tensors: dict[str, Tensor]) -> dict[str, Form]:
     return {name: Form(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items()}
 
 
-def model_forms(network: nn.Module) -> dict[str, Form]:
+def model_forms(network: nn.Module, design: Design) -> dict[str, Form]:
     """Everything in `model.safetensors`."""
     forms = forms_of({f"network.{name}": tensor for name, tensor in network.state_dict().items()})
-    sizes = {"state": (SPEC.state_dim,), "action": (SPEC.action_dim,), "depth": ()}
+    sizes = {"state": (design.state_dim,), "action": (design.action_dim,), "depth": ()}
     for f in fields(Normalisation):
         forms[f"normalisation.{f.name}"] = Form("float64", sizes[f.name.partition("_")[0]])
     return forms
@@ -157,10 +197,11 @@ def read_config(folder: Path, kind: type[Kind], recipe: type | None = None) -> K
 
 def read_checkpoint(folder: Path, device: torch.device) -> Checkpoint:
     config = read_config(folder, Configured)
-    network = config.experiment.build()
+    network = config.experiment.build(initialised=False)
     tensors, metadata, digest = read_tensors(folder / MODEL)
+    expected = model_forms(network, config.experiment)
     try:
-        check_forms({name: (t.numpy().dtype, tuple(t.shape)) for name, t in tensors.items()}, model_forms(network))
+        check_forms({name: (t.numpy().dtype, tuple(t.shape)) for name, t in tensors.items()}, expected)
     except ValueError as problem:
         raise UserError(f"{folder / MODEL} does not fit {folder / CONFIG} ({problem}); {AGAIN}") from None
     network.load_state_dict({k.removeprefix("network."): v for k, v in tensors.items() if k.startswith("network.")})

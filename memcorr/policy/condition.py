@@ -7,7 +7,7 @@ branch of guidance, is one operation on it: no token may be attended to.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..spec import SPEC, TASKS, Array
+from ..spec import SPEC, TASKS, Array, StateKind
 from .relations import Relations
 
 
@@ -36,9 +36,9 @@ class Normalisation:
     def action(self, action: Array) -> NDArray[np.float32]:
         return ((action - self.action_mean) / self.action_std).astype(np.float32)
 
-    def original_action(self, x_0: NDArray[np.floating]) -> Array:
-        """Back to the units of the robot, clipped to its range [-1, 1]."""
-        return np.clip(x_0 * self.action_std + self.action_mean, -1.0, 1.0)
+    def original_action(self, x_0: NDArray[np.floating], beside: Array | float = 0.0, limit: float = 1.0) -> Array:
+        """Back to the units of the robot, on top of what they are relative to, clipped to its range [-1, 1]."""
+        return np.clip(x_0 * self.action_std + self.action_mean + beside, -limit, limit)
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,23 @@ class Condition:
     def _map(self, change: Callable[[Tensor], Tensor]) -> Condition:
         present = {f.name: getattr(self, f.name) for f in fields(self)}
         return Condition(**{name: change(x) for name, x in present.items() if x is not None})
+
+
+def join_conditions(parts: Sequence[Condition]) -> Condition:
+    """Batches of the same kind, one after the other."""
+    present = [f.name for f in fields(Condition) if getattr(parts[0], f.name) is not None]
+    return Condition(**{name: torch.cat([getattr(p, name) for p in parts]) for name in present})
+
+
+def own_state(state: Array, kind: StateKind) -> Array:
+    """What a policy is told of the robot (..., 9). "relative" says nothing of where the hand is nor how it is turned
+    about the vertical: only how far out and how far down its fingertips are."""
+    if kind == "absolute":
+        return state
+    tips = state[..., 3:].reshape(*state.shape[:-1], 2, 3) - state[..., None, :3]
+    out = np.zeros((*state.shape[:-1], 3, 3))
+    out[..., 1:, 0], out[..., 1:, 2] = np.linalg.norm(tips[..., :2], axis=-1), tips[..., 2]
+    return out.reshape(state.shape)
 
 
 def build_condition(

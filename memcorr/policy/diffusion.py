@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..spec import SPEC, Schedule
+from ..spec import SPEC, Prediction, Schedule
 
 LARGEST_BETA = 0.999  # of the squared cosine, whose last step would take everything
 
@@ -47,6 +47,17 @@ def q_sample(x_0: Tensor, eps: Tensor, t: Tensor, schedule: Schedule = "linear")
     return signal * x_0 + noise * eps
 
 
+def velocity(x_0: Tensor, eps: Tensor, t: Tensor, schedule: Schedule) -> Tensor:
+    """v = sqrt(alpha_bar_t) eps - sqrt(1 - alpha_bar_t) x_0: the target of who predicts velocities."""
+    signal, noise = signal_and_noise(t, x_0.dtype, schedule)
+    return signal * eps - noise * x_0
+
+
+def noise_of(v: Tensor, z_t: Tensor, coefficients: tuple[float, float, float, float]) -> Tensor:
+    """The noise that a velocity stands for: eps = sqrt(alpha_bar) v + sqrt(1 - alpha_bar) z_t."""
+    return coefficients[0] * v + coefficients[1] * z_t
+
+
 def paired_noise(
     x_open: Tensor, x_close: Tensor, eps: Tensor, t: Tensor, schedule: Schedule = "linear"
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -64,17 +75,19 @@ def paired_noise(
     return z_t, eps + signal / noise * (m - x_open), eps + signal / noise * (m - x_close)
 
 
-def ddim_timesteps() -> list[int]:
+def ddim_timesteps(steps: int = SPEC.ddim_steps) -> list[int]:
     """The descending integer indices of linspace(0, 99, 20), truncated: 99, 93, ..., 5, 0."""
-    return torch.linspace(0, SPEC.diffusion_steps - 1, SPEC.ddim_steps, dtype=torch.float64).long().flip(0).tolist()
+    return torch.linspace(0, SPEC.diffusion_steps - 1, steps, dtype=torch.float64).long().flip(0).tolist()
 
 
-def ddim_coefficients(schedule: Schedule = "linear") -> list[tuple[float, float, float, float]]:
+def ddim_coefficients(
+    schedule: Schedule = "linear", steps: int = SPEC.ddim_steps
+) -> list[tuple[float, float, float, float]]:
     """Per step sqrt(alpha_bar_t), sqrt(1 - alpha_bar_t) and the same two of the next, less noisy index.
 
     After the last step (t = 0) nothing is noisy: alpha_bar = 1.
     """
-    alpha_bar = alpha_bars(schedule)[ddim_timesteps()]
+    alpha_bar = alpha_bars(schedule)[ddim_timesteps(steps)]
     following = torch.cat([alpha_bar[1:], torch.ones(1, dtype=alpha_bar.dtype)])
     columns = torch.stack([alpha_bar.sqrt(), (1 - alpha_bar).sqrt(), following.sqrt(), (1 - following).sqrt()], dim=1)
     return [(row[0], row[1], row[2], row[3]) for row in columns.tolist()]
@@ -96,9 +109,17 @@ def guided(eps_u: Tensor, eps_c: Tensor, guidance: float) -> Tensor:
     return eps_u + guidance * (eps_c - eps_u)
 
 
-def ddim_sample(denoise: Callable[[Tensor, Tensor], Tensor], noise: Tensor, schedule: Schedule = "linear") -> Tensor:
-    """From Gaussian `noise` (B, 16, 4) to clean normalised chunks; `denoise(z_t, t)` predicts the noise."""
+def ddim_sample(
+    denoise: Callable[[Tensor, Tensor], Tensor],
+    noise: Tensor,
+    schedule: Schedule = "linear",
+    steps: int = SPEC.ddim_steps,
+    predicts: Prediction = "noise",
+) -> Tensor:
+    """From Gaussian `noise` (B, 16, 4) to clean normalised chunks; `denoise(z_t, t)` predicts the noise or what stands
+    for it."""
     z_t = noise
-    for t, coefficients in zip(ddim_timesteps(), ddim_coefficients(schedule), strict=True):
-        z_t = ddim_step(z_t, denoise(z_t, torch.full((len(noise),), t, device=noise.device)), coefficients)
+    for t, coefficients in zip(ddim_timesteps(steps), ddim_coefficients(schedule, steps), strict=True):
+        told = denoise(z_t, torch.full((len(noise),), t, device=noise.device))
+        z_t = ddim_step(z_t, told if predicts == "noise" else noise_of(told, z_t, coefficients), coefficients)
     return z_t

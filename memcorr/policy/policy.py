@@ -10,7 +10,7 @@ relation policy only through the reference; a visual policy is given the task in
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from ..correspondence.lift import ReferenceFrame, match_frames, prepare_references
 from ..correspondence.matcher import Matcher, load_matcher
-from ..correspondence.matches import Matches, motion_of
-from ..demos.course import Course, interpolated
+from ..correspondence.matches import Matches, located
+from ..correspondence.recorded.rows import seen_course
+from ..demos.course import Course, Progress, expected_phase
 from ..demos.phase import reference_phase
 from ..demos.store import Demonstration
 from ..errors import UserError
@@ -29,17 +30,17 @@ from ..frames import Frame, check_frame
 from ..runs import choose_device, padded
 from ..spec import SPEC, Array, Lifting
 from .checkpoint import CONFIG, MODEL, Checkpoint, Design, read_checkpoint
-from .condition import Condition, Images, build_condition, shrink
+from .condition import Condition, Images, build_condition, own_state, shrink
 from .hub import downloaded, is_repository
-from .relations import Relations, build_relations, empty_relations
+from .relations import Relations, build_relations, continued, empty_relations
 from .sampler import make_sampler
 
 SHIPPED = Path(__file__).parent / "shipped"  # config.json and model.safetensors of the shipped policy
 
 
-def initial_noise(*key: int) -> NDArray[np.float32]:
+def initial_noise(*key: int, width: int = SPEC.action_dim) -> NDArray[np.float32]:
     """The Gaussian chunk (16, 4) that a sample starts from: a pure function of non-negative integers."""
-    return np.random.default_rng(key).standard_normal((SPEC.chunk, SPEC.action_dim), np.float32)
+    return np.random.default_rng(key).standard_normal((SPEC.chunk, width), np.float32)
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,28 @@ class Request:
 
     frame: Frame
     noise: NDArray[np.float32]  # (16, 4)
-    gripper_ref: Array | None = None  # (T, 3) the reference's gripper; without it the condition is empty
+    reference: Demonstration | None = None  # without one the condition is empty
     phase: int | None = None  # j, the reference's current frame
     matches: Matches | None = None  # between that frame and the live one
     task: int | None = None  # 0 or 1, for visual policies, which have no reference
     empty: bool = False  # drop the condition
+
+
+def beside(request: Request, width: int = SPEC.action_dim, action_cm: float = 1.0) -> Array:
+    """What would continue the reference, (16, A): what the actions of some designs are relative to."""
+    chunk = np.zeros((SPEC.chunk, width))
+    r, reference = request, request.reference
+    if reference is not None and r.phase is not None and r.matches is not None and not r.empty:
+        followed = r.frame.gripper, reference.gripper, r.phase, commands(reference, action_cm)
+        chunk[:, :3] = continued(r.matches, *followed) / action_cm
+    return chunk
+
+
+def commands(demonstration: Demonstration, action_cm: float = 1.0) -> Array:
+    """What the hand was told (T, 3), centimetres per step; where that is unknown or no displacement, how it moved."""
+    if not action_cm or demonstration.action.shape[1] < 3:
+        return 100 * np.diff(demonstration.gripper, axis=0, append=demonstration.gripper[-1:])
+    return demonstration.action[:, :3] * action_cm
 
 
 @dataclass(frozen=True)
@@ -62,6 +80,7 @@ class Plan:
     actions: Array  # (16, 4) in the robot's units, each component in [-1, 1]; the first eight are for now
     phase: int | None = None  # frame of the reference that it follows; None without a reference
     matches: Matches | None = None  # the sixteen point pairs it was shown; None where nothing was matched
+    progress: Progress | None = None  # to be handed to the next look, where the phase is by what is seen
 
     @property
     def valid_points(self) -> int:
@@ -86,7 +105,8 @@ class Policy:
         self.seed, self.digest = checkpoint.seed, checkpoint.digest
         self.network, self.normalisation = checkpoint.network, checkpoint.normalisation
         self.device = next(self.network.parameters()).device
-        self.sampler = make_sampler(self.network, self.design.guidance, self.design.schedule)
+        d = self.design
+        self.sampler = make_sampler(self.network, d.guidance, d.schedule, d.ddim_steps, d.predicts)
 
     def follow(self, reference: Demonstration, matcher: str | Matcher = "embedded", lanes: int = 1) -> Follower:
         """This policy bound to a reference; make another one to swap the reference at run time.
@@ -98,7 +118,7 @@ class Policy:
 
     def condition(self, requests: Sequence[Request]) -> Condition:
         """What the network is shown, (B, ...)."""
-        state = np.stack([r.frame.robot_state for r in requests])
+        state = own_state(np.stack([r.frame.robot_state for r in requests]), self.design.state)
         if self.design.visual:
             tasks = [r.task for r in requests if r.task is not None]
             if len(tasks) < len(requests):
@@ -113,10 +133,11 @@ class Policy:
         return condition.drop(torch.tensor([r.empty for r in requests]))
 
     def _relations(self, request: Request) -> Relations:
-        if request.gripper_ref is None or request.phase is None:
+        r, reference = request, request.reference
+        if reference is None or r.phase is None:
             return empty_relations()
-        r, representation = request, self.design.representation
-        return build_relations(r.matches, r.frame.gripper, request.gripper_ref, request.phase, representation)
+        followed = reference.gripper, r.phase, self.design.representation, commands(reference, self.design.action_cm)
+        return build_relations(r.matches, r.frame.gripper, *followed)
 
     def plan(self, requests: Sequence[Request], lanes: int = 1) -> list[Plan]:
         """One plan per request, computed in batches of `lanes`: the same bits whoever else is in the batch."""
@@ -124,8 +145,12 @@ class Policy:
         for index in padded(len(requests), lanes):
             batch = [requests[i] for i in index]
             z = torch.from_numpy(np.stack([r.noise for r in batch])).to(self.device)
-            x_0 = self.sampler.sample(self.condition(batch).to(self.device), z)
-            chunks = self.normalisation.original_action(x_0.cpu().numpy().astype(np.float64))
+            sampled = self.sampler.sample(self.condition(batch).to(self.device), z)
+            d = self.design
+            relative = d.actions == "relative"
+            added = np.stack([beside(r, d.action_dim, d.action_cm) for r in batch]) if relative else 0.0
+            x_0 = sampled.cpu().numpy().astype(np.float64)
+            chunks = self.normalisation.original_action(x_0, added, d.action_limit)
             plans += [Plan(chunk, r.phase, r.matches) for chunk, r in zip(chunks, batch, strict=True)]
         return plans[: len(requests)]
 
@@ -136,8 +161,9 @@ class Reference:
     def __init__(self, demonstration: Demonstration, matcher: Matcher | None) -> None:
         if len(demonstration) < 2:
             raise UserError(f"{demonstration.path}: a reference has at least two frames")
-        if not np.isfinite(demonstration.gripper).all():
-            raise UserError(f"{demonstration.path}: the reference's gripper holds NaN or infinity")
+        for name in ("gripper", "action"):  # what a policy may continue
+            if not np.isfinite(getattr(demonstration, name)).all():
+                raise UserError(f"{demonstration.path}: the reference's {name} holds NaN or infinity")
         self.demonstration, self.matcher = demonstration, matcher
         self._prepared: dict[int, ReferenceFrame] = {}
 
@@ -150,7 +176,7 @@ class Reference:
             return
         frames = self.demonstration.frames(missing)
         for j, frame in zip(missing, frames, strict=True):
-            check_frame(frame, f"{self.demonstration.path}, frame {j}")
+            check_frame(frame, f"{self.demonstration.path}, frame {j}", self.demonstration.robot_state.shape[1])
         self._prepared |= zip(missing, prepare_references(self.matcher, frames), strict=True)
 
     def at(self, j: int) -> ReferenceFrame:
@@ -159,21 +185,25 @@ class Reference:
 
     @cached_property
     def course(self) -> Course:
-        """How its object moved, as the matcher sees it from look to look; made once. What lies between two looks is
-        interpolated; a look that sees too little is left out."""
+        """How its object moved, as the matcher sees it; made once."""
         assert self.matcher is not None
-        looks = [*range(0, len(self) - 1, SPEC.executed), len(self) - 1]
-        self.prepare(looks)
-        frames = dict(zip(looks, self.demonstration.frames(looks), strict=True))
-        motion, last, known = [np.eye(4)], 0, [0]
-        for j in looks[1:]:
-            step = motion_of(match_frames(self.matcher, [self.at(last)], [frames[j]])[0])
-            if step is not None:
-                motion.append(step @ motion[-1])
-                known.append(j)
-                last = j
-        first = self.at(0)
-        return Course(first.p_ref[first.valid], interpolated(known, motion, len(self)), self.demonstration.gripper)
+        return seen_course(self.matcher, self.demonstration, self._all_at)
+
+    def _all_at(self, phases: Sequence[int]) -> list[ReferenceFrame]:
+        self.prepare(phases)
+        return [self._prepared[j] for j in phases]
+
+
+@dataclass(frozen=True)
+class Look:
+    """One decision of somebody who follows a reference."""
+
+    frame: Frame
+    reference: Reference
+    elapsed: int  # control steps since the reference was begun
+    before: Progress | None = None  # of the last plan; None at the first look
+    seed: int = 0  # draws the noise of the sample
+    noise: NDArray[np.float32] | None = None  # (16, 4) if it is given instead
 
 
 class Planner:
@@ -192,16 +222,28 @@ class Planner:
     def plan(self, requests: Sequence[Request]) -> list[Plan]:
         return self.policy.plan(requests, self.lanes)
 
-    def follow(
-        self, shown: Sequence[tuple[Reference, int]], frames: Sequence[Frame], noises: Sequence[NDArray[np.float32]]
-    ) -> list[Plan]:
-        """What continues frame j of each reference from the live frames, one to one."""
-        matches = self.match(shown, frames)
-        requests = [
-            Request(frame, noise, reference.demonstration.gripper, j, None if matches is None else matches[i])
-            for i, ((reference, j), frame, noise) in enumerate(zip(shown, frames, noises, strict=True))
-        ]
-        return self.plan(requests)
+    def follow(self, looks: Sequence[Look]) -> list[Plan]:
+        """What continues each reference from what is seen, one to one."""
+        seen = self.policy.design.phase == "seen" and self.matcher is not None
+        shown = [(look.reference, self._expected(look, seen)) for look in looks]
+        matches = self.match(shown, [look.frame for look in looks])
+        requests, progress = [], []
+        for i, (look, (reference, j)) in enumerate(zip(looks, shown, strict=True)):
+            point_pairs, now = None if matches is None else matches[i], None
+            if seen and point_pairs is not None:
+                where = reference.course, j, look.frame.gripper, look.before, look.elapsed
+                now, point_pairs = located(point_pairs, *where)
+                j = now.phase
+            width = self.policy.design.action_dim
+            noise = initial_noise(look.seed, look.elapsed, width=width) if look.noise is None else look.noise
+            requests.append(Request(look.frame, noise, reference.demonstration, j, point_pairs))
+            progress.append(now)
+        return [replace(plan, progress=now) for plan, now in zip(self.plan(requests), progress, strict=True)]
+
+    @staticmethod
+    def _expected(look: Look, seen: bool) -> int:
+        length = len(look.reference)
+        return expected_phase(look.before, look.elapsed, length) if seen else reference_phase(look.elapsed, length)
 
 
 class Follower:
@@ -215,6 +257,7 @@ class Follower:
         loaded = load_matcher(matcher) if isinstance(matcher, str) else matcher
         used = loaded if policy.design.needs_matches else None
         self.reference, self.planner = Reference(reference, used), Planner(policy, used, lanes, policy.design.lifting)
+        self.progress: Progress | None = None  # of the episode under way
 
     def plan(self, frame: Frame, elapsed: int, seed: int = 0, noise: NDArray[np.float32] | None = None) -> Plan:
         """What continues the reference from `frame`, `elapsed` control steps after the start.
@@ -222,14 +265,14 @@ class Follower:
         A frame that cannot be right (wrong shape or type, NaN in the robot's state, depth in millimetres)
         is a ValueError that says so. With an empty mask, or too little of the object in sight, the plan
         comes from the robot's state alone and its `fallback` is true: a careful robot then stands still.
-        `seed` draws the noise of the sample, unless `noise` (16, 4) is given.
+        `seed` draws the noise of the sample, unless `noise` (16, 4) is given. `elapsed` 0 begins an episode.
         """
-        check_frame(frame)
-        j = reference_phase(elapsed, len(self.reference))
-        drawn = initial_noise(seed, elapsed) if noise is None else noise
-        plan = self.planner.follow([(self.reference, j)], [frame], [drawn])[0]
+        check_frame(frame, state_dim=self.planner.policy.design.state_dim)
+        before = self.progress if elapsed else None
+        plan = self.planner.follow([Look(frame, self.reference, elapsed, before, seed, noise)])[0]
         if not np.isfinite(plan.actions).all():  # the last gate before a robot
             raise ValueError("the plan holds NaN or infinity: the frame, robot_state or gripper cannot be right")
+        self.progress = plan.progress
         return plan
 
 

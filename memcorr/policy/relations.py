@@ -15,7 +15,10 @@ from numpy.typing import NDArray
 from ..correspondence.matches import Matches
 from ..spec import SPEC, Array
 
-Representation = Literal["full", "motion", "centroid"]
+Representation = Literal["full", "motion", "centroid", "tracking"]
+TRACKING_M, GAP_M, COMMAND = 0.1, 0.02, 0.3  # metres, metres and actions that count as 1 in "tracking"
+GAIN, FARTHEST_M = 8.0, 0.05  # action per metre, metres: of `continued`
+VECTORS = (0, 3, 6, 9, 14)  # first fields of what turns with the world
 
 
 @dataclass(frozen=True)
@@ -32,12 +35,18 @@ def build_relations(
     gripper_ref: Array,
     j: NDArray[np.int64] | int,
     representation: Representation = "full",
+    command_ref: Array | None = None,
 ) -> Relations:
     """Eq. (token): r_il = [g_k^q - p_i^q, g_j^r - p_i^r, g_{j+tau_l}^r - p_i^r, p_i^q - p_i^r, c_i, l/3, 0_4].
 
     `gripper_live` (..., 3) is g_k^q, `gripper_ref` (..., T, 3) the whole reference trajectory and
     `j` (...) its current frame j_k. With fewer than four valid points the condition is empty. Only
     the motion control does without `matches`.
+
+    "tracking" is for following closely: vectors in units that a network can learn from, in three of the four empty
+    fields how far the hand is from where the reference's will be, (g_{j+tau_l}^r - p_i^r) - (g_k^q - p_i^q), and in
+    place of the displacement of the scene what the reference's hand was told to do then (`command_ref` (..., T, 3)):
+    a hand that presses does not move.
     """
     if representation == "motion":
         return _motion(gripper_ref, j)
@@ -55,8 +64,38 @@ def build_relations(
     r[..., 9:12] = (p_q - p_r)[..., None, :]
     r[..., 12] = matches.confidence[..., None]
     r[..., 13] = np.arange(offsets) / (offsets - 1)
+    if representation == "tracking":
+        assert command_ref is not None, "tracking needs the reference's commands"
+        r[..., 14:17] = (r[..., 6:9] - r[..., 0:3]) / GAP_M
+        r[..., 0:9] /= TRACKING_M
+        r[..., 9:12] = _future(command_ref, j)[..., None, :, :] / COMMAND
     enough = matches.valid.sum(axis=-1, keepdims=True) >= SPEC.min_valid
     return _masked(r, matches.valid & enough)
+
+
+def continued(
+    matches: Matches,
+    gripper_live: Array,
+    gripper_ref: Array,
+    j: NDArray[np.int64] | int,
+    command_ref: Array,
+) -> Array:
+    """Displacements (..., 16, 3) that continue the reference from frame j: what its hand was told, and the way back to
+    where its hand was, as seen from the object; nothing with fewer than four valid points.
+
+    Arguments as in `build_relations`. The way back is taken as the scripted expert takes it, in proportion, and
+    counts up to 5 cm: from farther away it takes more than a straight line.
+    """
+    frames = np.minimum(np.asarray(j)[..., None] + np.arange(SPEC.chunk), command_ref.shape[-2] - 1)
+    told = np.take_along_axis(np.asarray(command_ref), frames[..., None], axis=-2)
+    valid = matches.valid[..., None]
+    there, here = _future(gripper_ref, j)[..., :1, :] - matches.p_ref, gripper_live[..., None, :] - matches.p_live
+    count = np.maximum(valid.sum(axis=-2), 1)
+    gap = np.where(valid, there - here, 0.0).sum(axis=-2) / count
+    gap = gap * np.minimum(1.0, FARTHEST_M / np.maximum(np.linalg.norm(gap, axis=-1, keepdims=True), 1e-9))
+    back = GAIN * (1 - GAIN / 100) ** np.arange(SPEC.chunk)  # an action of 1 is 1 cm
+    enough = matches.valid.sum(axis=-1) >= SPEC.min_valid
+    return np.where(enough[..., None, None], told + back[:, None] * gap[..., None, :], 0.0)
 
 
 def _motion(gripper_ref: Array, j: NDArray[np.int64] | int) -> Relations:
@@ -75,7 +114,7 @@ def _motion(gripper_ref: Array, j: NDArray[np.int64] | int) -> Relations:
 
 
 def _future(gripper_ref: Array, j: NDArray[np.int64] | int) -> Array:
-    """g_{j + tau_l}^r for the four offsets: (..., T, 3) and (...) to (..., 4, 3).
+    """g_{j + tau_l}^r (or another trajectory) for the four offsets: (..., T, 3) and (...) to (..., 4, 3).
 
     Where a reference is too short to have a future, its last frame stands for it.
     """
@@ -91,6 +130,15 @@ def _masked(r: Array, valid: NDArray[np.bool_]) -> Relations:
         tokens=tokens.reshape(*r.shape[:-3], SPEC.tokens, SPEC.token_fields),
         valid=np.repeat(valid, len(SPEC.future_offsets), axis=-1),
     )
+
+
+def turned(relations: Relations, turn: Array) -> Relations:
+    """As if the whole world had been turned about the vertical, or mirrored, by (B, 2, 2) matrices."""
+    tokens, xy = relations.tokens.copy(), turn.astype(np.float32)
+    for start in VECTORS:
+        part = slice(start, start + 2)
+        tokens[..., part] = np.einsum("bij,bnj->bni", xy, relations.tokens[..., part])
+    return replace(relations, tokens=tokens)
 
 
 def empty_relations(*shape: int) -> Relations:

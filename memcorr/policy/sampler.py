@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..spec import SPEC, Schedule
+from ..spec import SPEC, Prediction, Schedule
 from .condition import Condition
-from .diffusion import ddim_coefficients, ddim_sample, ddim_step, ddim_timesteps
+from .diffusion import ddim_coefficients, ddim_sample, ddim_step, ddim_timesteps, noise_of
 from .transformer import HEADS, HIDDEN, WIDTH, ActionTransformer, DenoiserBlock, heads
 from .unet import VisualUNet
 
@@ -33,11 +33,17 @@ class Sampler(Protocol):
         """Clean normalised chunks (B, 16, 4) from Gaussian noise of that shape."""
 
 
-def make_sampler(network: nn.Module, guidance: float, schedule: Schedule = "linear") -> Sampler:
+def make_sampler(
+    network: nn.Module,
+    guidance: float,
+    schedule: Schedule = "linear",
+    steps: int = SPEC.ddim_steps,
+    predicts: Prediction = "noise",
+) -> Sampler:
     if isinstance(network, ActionTransformer):
-        return TransformerSampler(network, guidance, schedule)
+        return TransformerSampler(network, guidance, schedule, steps, predicts)
     assert isinstance(network, VisualUNet) and guidance == 1.0, "the U-Net has no unconditional branch to guide with"
-    return UNetSampler(network, schedule)
+    return UNetSampler(network, schedule, steps, predicts)
 
 
 @dataclass(frozen=True)
@@ -81,12 +87,15 @@ class TransformerSampler:
     """For MemCorr-DP and the visual Transformer."""
 
     @torch.no_grad()
-    def __init__(self, network: ActionTransformer, guidance: float, schedule: Schedule) -> None:
-        self.network, self.guidance, self.coefficients = network, guidance, ddim_coefficients(schedule)
+    def __init__(
+        self, network: ActionTransformer, guidance: float, schedule: Schedule, steps: int, predicts: Prediction
+    ) -> None:
+        self.network, self.guidance, self.coefficients = network, guidance, ddim_coefficients(schedule, steps)
+        self.predicts = predicts
         device = network.out.weight.device
         self.blocks = [Block(block) for block in network.blocks]  # type: ignore[arg-type]
         self.action, self.out = Affine.of(network.action_projection), Affine.of(network.out)
-        time = network.embed_time(torch.tensor(ddim_timesteps(), device=device))
+        time = network.embed_time(torch.tensor(ddim_timesteps(steps), device=device))
         self.steps = time[:, None] + network.action_embedding + network.action_projection.bias  # (20, 16, 128)
 
     def _memories(self, condition: Condition) -> tuple[list[Memory], Tensor]:
@@ -138,6 +147,8 @@ class TransformerSampler:
             if guided:  # eps_u + w (eps_c - eps_u); the output layer is affine, so it may come after
                 h = torch.lerp(h[R:], h[:R], self.guidance)
             eps_hat = torch.addmm(self.out.bias, h, self.out.weight).view_as(noise)
+            if self.predicts == "velocity":
+                eps_hat = noise_of(eps_hat, z_t, coefficients)
             z_t = ddim_step(z_t, eps_hat, coefficients)
         return z_t
 
@@ -160,10 +171,10 @@ def _merged(attended: Tensor) -> Tensor:
 class UNetSampler:
     """For the visual U-Net: the observation is encoded once."""
 
-    def __init__(self, network: VisualUNet, schedule: Schedule) -> None:
-        self.network, self.schedule = network, schedule
+    def __init__(self, network: VisualUNet, schedule: Schedule, steps: int, predicts: Prediction) -> None:
+        self.network, self.how = network, (schedule, steps, predicts)
 
     @torch.inference_mode()
     def sample(self, condition: Condition, noise: Tensor) -> Tensor:
         observation = self.network.encode(condition)
-        return ddim_sample(lambda z_t, t: self.network.denoise(z_t, t, observation), noise, self.schedule)
+        return ddim_sample(lambda z_t, t: self.network.denoise(z_t, t, observation), noise, *self.how)

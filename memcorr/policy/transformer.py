@@ -104,7 +104,8 @@ class CrossAttention(nn.Module):
 
     def forward(self, x: Tensor, memory: Tensor, keep: Tensor) -> Tensor:
         k, v = F.linear(memory, self.kv.weight).split(WIDTH, dim=-1)
-        return add_linear(x, attend(self.q(self.norm(x)), k, v, keep), self.out, self.output_bias())
+        q = self.q(self.norm(x)).reshape(len(memory), -1, WIDTH)  # several chunks may share one memory
+        return add_linear(x, attend(q, k, v, keep).reshape(x.shape), self.out, self.output_bias())
 
 
 class EncoderLayer(nn.Module):
@@ -135,19 +136,19 @@ class DenoiserBlock(nn.Module):
 class ActionTransformer(nn.Module):
     """MemCorr-DP: eps_hat(z_t, t, s, r) with one state token and 64 context tokens as memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, state_dim: int = SPEC.state_dim, action_dim: int = SPEC.action_dim) -> None:
         super().__init__()
         self.token_projection = nn.Linear(SPEC.token_fields, WIDTH)
         self.point_embedding = nn.Parameter(torch.randn(SPEC.points, WIDTH) * 0.02)
         self.offset_embedding = nn.Parameter(torch.randn(len(SPEC.future_offsets), WIDTH) * 0.02)
         self.encoder = nn.ModuleList(EncoderLayer() for _ in range(ENCODER_LAYERS))
-        self.state_mlp = mlp(SPEC.state_dim, WIDTH, WIDTH)
-        self.action_projection = nn.Linear(SPEC.action_dim, WIDTH)
+        self.state_mlp = mlp(state_dim, WIDTH, WIDTH)
+        self.action_projection = nn.Linear(action_dim, WIDTH)
         self.action_embedding = nn.Parameter(torch.randn(SPEC.chunk, WIDTH) * 0.02)
         self.time_mlp = mlp(WIDTH, HIDDEN, WIDTH)
         self.blocks = nn.ModuleList(DenoiserBlock() for _ in range(DENOISER_BLOCKS))
         self.norm_out = nn.LayerNorm(WIDTH)
-        self.out = nn.Linear(WIDTH, SPEC.action_dim)
+        self.out = nn.Linear(WIDTH, action_dim)
 
     def context(self, condition: Condition) -> Tensor:
         """The 64 x 18 tokens to encode."""
@@ -168,7 +169,10 @@ class ActionTransformer(nn.Module):
         return self.time_mlp(sinusoidal_embedding(t, WIDTH))
 
     def denoise(self, z_t: Tensor, t: Tensor, state: Tensor, context: Tensor, keep: Tensor) -> Tensor:
-        """eps_hat (B, 16, 4) from the encoded context; the state token is always a key."""
+        """eps_hat (B, 16, 4) from the encoded context; the state token is always a key.
+
+        `z_t` and `t` may hold N noisy chunks for each context, one context's after the other's.
+        """
         memory = torch.cat([self.state_mlp(state)[:, None], context], dim=1)
         keys = F.pad(keep, (1, 0), value=True)
         x = self.action_projection(z_t) + self.action_embedding + self.embed_time(t)[:, None]

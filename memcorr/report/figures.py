@@ -15,7 +15,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 
 from ..evaluation.episodes import Episode
@@ -39,6 +39,7 @@ COLOURS = {
 }
 PAPER = Line2D([], [], linestyle="", marker="D", markerfacecolor="white", markeredgecolor="black", label="paper")
 SEED = Line2D([], [], linestyle="", marker="o", markerfacecolor="white", markeredgecolor="0.3", label="ours, one seed")
+SCENES = Path(__file__).parent / "pictures/scenes.png"  # drawn by docs/scenes.py
 STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 9.5,
@@ -179,8 +180,12 @@ def objective(lookup: Lookup) -> Figure:
 
 
 def positions(lookup: Lookup) -> Figure:
-    """Where the door stood and how the camera was turned, coloured by the main policy's success there."""
-    figure, axes = plt.subplots(1, 4, figsize=(12, 3.7), layout="constrained", sharey=True)
+    """(a) Where the door stood and how the camera was turned, coloured by the main policy's success there; (b) training
+    scenes in blue, scenes of the combined shift in red; (c) one scene of the camera test."""
+    figure = plt.figure(figsize=(12, 5.6), layout="constrained")
+    parts: Any = figure.subfigures(2, 1, height_ratios=(3.7, 1.6))
+    above, below = parts
+    axes = above.subplots(1, 4, sharey=True)
     colours = matplotlib.colormaps["RdYlGn"]
     low, high = SPEC.band_train
     for axis, condition in zip(axes, ("boundary", "extreme", "camera", "combined"), strict=True):
@@ -196,9 +201,22 @@ def positions(lookup: Lookup) -> Figure:
         axis.set(xlim=(-0.04, 1.04), ylim=(-0.04, 1.04), xlabel="$u_x$", aspect="equal")
     axes[0].set_ylabel("$u_y$")
     scale = plt.cm.ScalarMappable(plt.Normalize(0, 100), colours)
-    figure.colorbar(scale, ax=axes, label="success, %", shrink=0.85, aspect=18)
-    figure.supxlabel("grey: training band;  ◂ ▸ camera −15° / +15°, ● original", fontsize=8.5)
+    above.colorbar(scale, ax=axes, label="success, %", shrink=0.85, aspect=18)
+    above.supxlabel("(a)  grey: training band;  ◂ ▸ camera −15° / +15°, ● original", fontsize=8.5)
+    _draw_scenes(below)
     return figure
+
+
+def _draw_scenes(figure: SubFigure) -> None:
+    views = np.split(plt.imread(SCENES), 11, axis=1)
+    frames = ["#1f6fb4"] * 4 + ["#c0392b"] * 4 + ["0.3"] * 3
+    below = {0: "(b)  training scenes", 4: "combined shift", 8: "(c)  camera −15°", 9: "0°", 10: "+15°"}
+    for number, (axis, view, colour) in enumerate(zip(figure.subplots(1, 11), views, frames, strict=True)):
+        axis.imshow(view)
+        axis.set(xticks=[], yticks=[])
+        axis.set_xlabel(below.get(number, ""), loc="left", fontsize=8.5)
+        for spine in axis.spines.values():
+            spine.set(visible=True, color=colour, linewidth=2)
 
 
 def phase(lookup: Lookup) -> Figure:
@@ -238,7 +256,11 @@ Drawn = tuple[Callable[[Lookup], Figure], str]  # how, and the caption
 FIGURES: dict[str, Drawn] = {
     "main": (main_comparison, "Closed-loop system comparison and matched relation controls."),
     "objective": (objective, "Reference intervention at stage one, boundary extrapolation, ground-truth relations."),
-    "positions": (positions, "Position and viewpoint tests: success of memcorr (ours) at every tested configuration."),
+    "positions": (
+        positions,
+        "Position and viewpoint tests: (a) success of memcorr (ours) at every tested configuration; (b) training "
+        "scenes and scenes of the combined shift; (c) the camera test turns only the query camera.",
+    ),
     "phase": (
         phase,
         "Sensitivity to the reference phase, 95 % configuration-bootstrap intervals. memcorr was trained with phase "

@@ -88,8 +88,8 @@ def _order(key: tuple[Setting, int]) -> tuple:
 
 
 def beyond(setting: Setting) -> bool:
-    """Whether it belongs to the tables of other worlds and of disturbances."""
-    return setting.world != DOOR or bool(setting.disturbance) or setting.condition == "disturbed"
+    """Whether it belongs to the tables of other worlds, of disturbances and of exchanged references."""
+    return setting.world != DOOR or bool(setting.disturbance or setting.shown.swap) or setting.condition == "disturbed"
 
 
 def setting_of(e: Episode) -> Setting:

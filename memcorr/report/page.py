@@ -17,6 +17,7 @@ from ..spec import SPEC
 from . import figures as paper_figures
 from .figures import draw_all
 from .lookup import Lookup
+from .many import objects, strangers, swaps
 from .matching import Measured, in_all_worlds, like_for_like
 from .robustness import baselines, curves, disturbances, worlds
 from .tables import Table, all_tables
@@ -80,7 +81,8 @@ def complete(lookup: Lookup, measured: Measured) -> list[Table]:
     """The paper's tables, then what it does not have; whatever else was measured comes last."""
     paper, further = all_tables(lookup)
     matching = [like_for_like(lookup, measured), in_all_worlds(measured)]
-    ours = [*matching, baselines(lookup), *disturbances(lookup), worlds(lookup)]
+    many = [*objects(lookup), swaps(lookup)]
+    ours = [*many, *matching, baselines(lookup), *disturbances(lookup), worlds(lookup)]
     return [*paper, *(table for table in ours if table is not None), *further]
 
 
@@ -89,9 +91,13 @@ def write_report(
 ) -> Path:
     """Reads every episodes.jsonl below `places`; returns the HTML page."""
     sources = [Path(place) for place in places]
-    lookup, measured = Lookup(find_episodes(sources), matcher, scene_seed), Measured.find(sources)
+    found = find_episodes(sources)
+    own = [e for e in found if not e.camera and e.shown.masks == "simulator"]
+    lookup, measured = Lookup(own or found, matcher, scene_seed), Measured.find(sources)
     with claimed(Path(out), "figures") as folder:
         figures, tables = draw_all(lookup, FIGURES, folder / "figures"), complete(lookup, measured)
+        if (elsewhere := strangers(found)) is not None:
+            tables.append(elsewhere)
         write_text(folder / "REPORT.md", markdown(lookup, tables))
         write_text(folder / "report.html", page(lookup, tables, figures))
     return folder / "report.html"

@@ -20,13 +20,17 @@ from .statistics import share
 from .tables import NOT_MEASURED, Table, ours
 
 # Who stands in these tables, in order: the experiment of the rows and what they were shown.
+MANY = "memcorr-many"
+SEEING = (MANY, "servo")  # whose phase is by what is seen
 SCRIPTED = {"expert": NO_MATCHER, "zeros": NO_MATCHER, "replay-truth": GROUND_TRUTH}
 NAMES = {
     "expert": "Expert (sees everything)",
     "zeros": "Zeros",
     "replay-truth": "Replay, true displacement",
     "replay": "Replay, matcher",
+    "servo": "Servo, not learned",
     "memcorr": "MemCorr-DP, ours",
+    MANY: "MemCorr-DP for many objects",
 }
 KINDS_IN_CURVES = {
     "azimuth": "camera turned, degrees",
@@ -34,7 +38,12 @@ KINDS_IN_CURVES = {
     "depth-noise": "depth noise, times an RGB-D camera's",
     "depth-holes": "share of pixels without depth",
 }
-MARKS = {"replay-truth": ("#b0575a", "s"), "replay": ("#d9822b", "D"), "memcorr": ("#1f6fb4", "o")}
+MARKS = {
+    "replay-truth": ("#b0575a", "s"),
+    "replay": ("#d9822b", "D"),
+    "memcorr": ("#1f6fb4", "o"),
+    MANY: ("#2a9d5c", "^"),
+}
 
 
 class Contenders:
@@ -54,7 +63,8 @@ class Contenders:
         shown = e.shown
         plain = (shown.reference, shown.pairing, shown.lifting) == ("correct", "kept", lifting)
         known = shown.matcher in (SCRIPTED.get(e.experiment, matcher), NO_MATCHER)
-        return plain and known and shown.usual_phase and e.stage in ("final", "scripted")
+        timed = shown.usual_phase or (e.experiment in SEEING and shown.phase_from == "seen")
+        return plain and known and timed and not shown.swap and e.stage in ("final", "scripted")
 
     @staticmethod
     def _who(e: Episode) -> tuple[str, str, str, str, int]:

@@ -20,10 +20,10 @@ import numpy as np
 
 from ..correspondence.lift import BATCH
 from ..correspondence.matcher import Matcher
-from ..demos.phase import last_phase, reference_phase
+from ..demos.phase import last_phase
 from ..errors import UserError
 from ..frames import Camera, Frame
-from ..policy.policy import Plan, Planner, Policy, Reference, Request, initial_noise
+from ..policy.policy import Look, Plan, Planner, Policy, Reference, Request, initial_noise
 from ..runs import threads
 from ..spec import SPEC
 from .protocol import Refused
@@ -59,16 +59,6 @@ class ServedReference(Reference):
 
 
 @dataclass(frozen=True)
-class Look:
-    """One decision: what a client sees, and what it follows."""
-
-    frame: Frame
-    reference: ServedReference
-    elapsed: int  # control steps since the reference was begun
-    seed: int = 0
-
-
-@dataclass(frozen=True)
 class Answer:
     """A plan and what it took."""
 
@@ -91,9 +81,12 @@ class Inference:
     def __init__(self, policy: Policy, matcher: Matcher | None, lanes: int = 1, thread_count: int = 1) -> None:
         if policy.design.visual:
             raise UserError(f"{policy.design.name} follows no reference: only relation policies are served")
+        if (policy.design.state_dim, policy.design.action_dim) != (SPEC.state_dim, SPEC.action_dim):
+            raise UserError(f"{policy.design.name} has another robot's state or action: the protocol's have 9 and 4")
         self.matcher = matcher if policy.design.needs_matches else None
-        self.planner, self.lanes, self.thread_count = Planner(policy, self.matcher, lanes), lanes, thread_count
-        self._recent: WeakKeyDictionary[ServedReference, None] = WeakKeyDictionary()  # the last used at the end
+        self.planner = Planner(policy, self.matcher, lanes, policy.design.lifting)
+        self.lanes, self.thread_count = lanes, thread_count
+        self._recent: WeakKeyDictionary[Reference, None] = WeakKeyDictionary()  # the last used at the end
         self._waiting: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="inference", daemon=True)
 
@@ -177,7 +170,6 @@ class Inference:
             self._recent[look.reference] = None
         for old in list(self._recent)[:-PREPARED]:
             del self._recent[old]
-            old.forget()
-        shown = [(look.reference, reference_phase(look.elapsed, len(look.reference))) for look in looks]
-        noises = [initial_noise(look.seed, look.elapsed) for look in looks]
-        return self.planner.follow(shown, [look.frame for look in looks], noises)
+            if isinstance(old, ServedReference):
+                old.forget()
+        return self.planner.follow(looks)

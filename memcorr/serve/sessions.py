@@ -8,10 +8,12 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 
 from ..correspondence.matcher import Matcher
+from ..demos.course import Progress
 from ..demos.store import Store, demonstration_path, read_demonstration
 from ..errors import UserError
+from ..policy.policy import Look, Plan
 from ..spec import SPEC
-from .inference import Look, ServedReference
+from .inference import ServedReference
 from .protocol import Message, Refused, Upload
 
 log = logging.getLogger(__name__)
@@ -62,6 +64,7 @@ class Session:
     reference: ServedReference | None = None
     elapsed: int = 0  # control steps since the reference was begun
     uploads: tuple[tuple[str, ServedReference, int], ...] = ()  # name, reference, bytes
+    progress: Progress | None = None  # of the last plan, where the phase is by what is seen
 
     @property
     def held(self) -> int:
@@ -82,8 +85,9 @@ class Session:
             name = message.reference
             own = {u[0]: u[1] for u in uploads}
             reference = own[name] if name in own else library.find(name)
-        elapsed = 0 if message.reset or reference is not self.reference else self.elapsed
-        return Session(name, reference, elapsed if message.elapsed is None else message.elapsed, uploads)
+        begun = message.reset or reference is not self.reference
+        elapsed, progress = (0, None) if begun else (self.elapsed, self.progress)
+        return Session(name, reference, elapsed if message.elapsed is None else message.elapsed, uploads, progress)
 
     def look(self, message: Message) -> Look | None:
         """The decision that the message asks for, if it does."""
@@ -91,8 +95,8 @@ class Session:
             return None
         if self.reference is None:
             raise Refused("no reference chosen: name one of the metadata's references, or upload one")
-        return Look(message.frame, self.reference, self.elapsed, message.seed)
+        return Look(message.frame, self.reference, self.elapsed, self.progress, message.seed)
 
-    def executed(self) -> Session:
+    def executed(self, plan: Plan) -> Session:
         """Unless it says otherwise, a client executes half of a chunk before it looks again."""
-        return replace(self, elapsed=self.elapsed + SPEC.executed)
+        return replace(self, elapsed=self.elapsed + SPEC.executed, progress=plan.progress)

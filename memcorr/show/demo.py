@@ -1,7 +1,7 @@
-"""`memcorr demo`: the shipped policy opens and closes the door where it was never trained.
+"""`memcorr demo`: the shipped policy follows one recording each of a door and of a window, also when disturbed.
 
-Records the two reference demonstrations, rolls out under the combined shift with the right and with
-the opposite reference, and leaves videos and one self-contained page that explains what was seen.
+Records the reference demonstrations, rolls out chapter by chapter, and leaves videos and one self-contained page
+that explains what was seen.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import base64
 import json
 import logging
-import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,59 +20,88 @@ from numpy.typing import NDArray
 
 from ..demos.collect import collect
 from ..errors import UserError
+from ..evaluation.controllers import SERVO
 from ..evaluation.episodes import Episode
-from ..evaluation.evaluate import evaluate, find_subject
+from ..evaluation.evaluate import evaluate, find_subject, usual
 from ..evaluation.intervention import Intervention, ReferenceChoice
 from ..files import content_of
 from ..frames import Camera
-from ..runs import write_text, written_whole
-from ..spec import DOOR, SPEC, TASKS, Array, Task, TestSet
+from ..runs import claimed, write_text, written_whole
+from ..spec import DOOR, SPEC, WORLD_TASKS, Array, Task, TestSet
+from ..worlds.disturbances import Disturbance
+from ..worlds.pairs import find_pair
 from ..worlds.scenes import evaluation_scenes
 from .story import Story, watch
 from .video import pictures, planned_path, write_video
 
 log = logging.getLogger(__name__)
-CONDITION: TestSet = "combined"
-# Door joints at which Meta-World says success, rad.
-GOAL: dict[str, tuple[float, float]] = {"open": (-1.815, -1.383), "close": (-0.178, 0.0)}
 TEMPLATE = Path(__file__).parent / "demo.html"
-# What the page tells step by step, all in the first scene.
-STORIES: tuple[tuple[Task, ReferenceChoice], ...] = (("open", "correct"), ("close", "correct"), ("open", "opposite"))
+FARTHEST = 1.3  # progress at which the chart ends
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """One thing to see: a world, what goes wrong in it, and which references are handed over."""
+
+    title: str
+    world: str
+    condition: TestSet = "combined"
+    references: tuple[ReferenceChoice, ...] = ("correct",)
+    disturbance: str = ""
+    swap: int = 0
+
+
+CHAPTERS: tuple[Chapter, ...] = (
+    Chapter("a door, elsewhere and seen from another side", DOOR, references=("correct", "opposite")),
+    Chapter("a window, which it never trained on", "window", references=("correct", "opposite")),
+    Chapter("a drawer is set back to its start on the way", "drawer", "boundary", disturbance="set-back"),
+    Chapter("another reference is handed over in mid-episode", DOOR, "boundary", swap=48),
+)
 
 
 def demo(out: Path, policy: str, scenes: int, scene_seed: int, workers: int) -> Path:
     """Returns the page."""
-    available = len(evaluation_scenes(CONDITION, scene_seed))
+    available = min(len(evaluation_scenes(chapter.condition, scene_seed)) for chapter in CHAPTERS)
     if not 1 <= scenes <= available:
         raise UserError(f"--scenes {scenes}: give 1 to {available}")
-    find_subject(policy)  # complains before anything is recorded
-    data = out / "demos"
-    collect(data, pairs=1, seed=0, workers=1)
-    rows: dict[ReferenceChoice, list[Episode]] = {}
-    for choice in ("correct", "opposite"):
-        rows[choice] = evaluate(
-            policy,
-            out,
-            conditions=[CONDITION],
-            shown=Intervention(reference=choice),
-            scene_seed=scene_seed,
-            scenes=range(scenes),
-            data=data,
-            workers=workers,
-        )
-    counts = [count(rows[choice], choice, task) for choice in rows for task in TASKS]
-    log.info("\n".join(sentence(c) for c in counts))
-    stories, videos = [], []
-    for task, choice in STORIES:
-        row = next(r for r in rows[choice] if r.task == task)
-        stories.append(watch(policy, Intervention(reference=choice), row, data))
-        videos.append(write_video(stories[-1], out))
-    strip = filmstrip(stories[:2], out / "demo.jpg")
+    subject = find_subject(policy)
+    if subject.policy != SERVO and not (subject.recipe and subject.recipe.needs_matches):
+        raise UserError(f"--policy {policy}: the demonstration needs one that follows a reference by its points")
+    with claimed(out):  # until its last file is there
+        return tell(out, policy, scenes, scene_seed, workers)
+
+
+def tell(out: Path, policy: str, scenes: int, scene_seed: int, workers: int) -> Path:
+    """Records, rolls out, films and writes down."""
+    counts, stories, videos = [], [], []
+    for chapter in CHAPTERS:
+        data = out / ("demos" if chapter.world == DOOR else f"demos-{chapter.world}")
+        collect(data, pairs=1, seed=0, workers=1, world=chapter.world)
+        for choice in chapter.references:
+            shown = usual(policy, Intervention(reference=choice, swap=chapter.swap))
+            rows = evaluate(
+                policy,
+                out,
+                conditions=[chapter.condition],
+                shown=shown,
+                world=chapter.world,
+                disturbances=[Disturbance.parse(chapter.disturbance)] if chapter.disturbance else [],
+                scene_seed=scene_seed,
+                scenes=range(scenes),
+                data=data,
+                workers=workers,
+            )
+            counts += [count(rows, chapter, choice, task) for task in WORLD_TASKS[chapter.world]]
+            stories.append(watch(policy, shown, rows[0], data))
+            videos.append(write_video(stories[-1], out))
+            log.info("\n".join(sentence(c) for c in counts[-2:]))
+    strip = filmstrip(stories, out / "demo.jpg")
     page = out / "demo.html"
+    titles = [chapter.title for chapter in CHAPTERS for _ in chapter.references]
     content = {
         "counts": counts,
         "executed": SPEC.executed,
-        "stories": [told(s, v) for s, v in zip(stories, videos, strict=True)],
+        "stories": [told(*parts) for parts in zip(titles, stories, videos, strict=True)],
     }
     write_text(page, content_of(TEMPLATE).decode().replace("{{DATA}}", json.dumps(content).replace("</", "<\\/")))
     written = ", ".join(path.name for path in (*videos, strip))
@@ -96,36 +125,48 @@ def filmstrip(stories: Sequence[Story], path: Path) -> Path:
     return path
 
 
-def count(rows: Sequence[Episode], choice: ReferenceChoice, task: Task) -> dict[str, Any]:
-    """Successes, and first chunks that go the way of the supplied reference."""
+def count(rows: Sequence[Episode], chapter: Chapter, choice: ReferenceChoice, task: Task) -> dict[str, Any]:
+    """Successes, and first chunks that go the way of the reference supplied at the start."""
     here = [row for row in rows if row.task == task]
-    wanted = Intervention(reference=choice).supplied(task, DOOR)
     return {
+        "title": chapter.title,
         "reference": choice,
         "task": task,
         "successes": sum(row.success for row in here),
-        "following": sum(row.first_chunk_direction == wanted for row in here),
+        "following": sum(r.first_chunk_direction == r.shown.supplied(task, r.world, 0) for r in here),
         "rollouts": len(here),
     }
 
 
 def sentence(c: dict[str, Any]) -> str:
-    follows = f"first chunk follows the reference in {c['following']}/{c['rollouts']}"
-    return f"{c['task']:5}  {c['reference']:8} reference   done {c['successes']}/{c['rollouts']}   {follows}"
+    follows = f"first chunk follows {c['following']}/{c['rollouts']}"
+    return (
+        f"{c['task']:6} {c['reference']:8} reference   done {c['successes']}/{c['rollouts']}   {follows}   {c['title']}"
+    )
 
 
-def told(story: Story, video: Path) -> dict[str, Any]:
+def told(title: str, story: Story, video: Path) -> dict[str, Any]:
     """A story as the page's script reads it; pixels are those of the 128x128 images."""
     row = story.row
+    first, second = WORLD_TASKS[row.world]
     return {
-        "title": f"asked to {row.task}, shown how to {story.reference_task}",
+        "title": f"{title}: {row.task}"
+        + (f", shown how to {story.reference_task}" * (row.task != story.reference_task)),
         "task": row.task,
-        "reference": story.reference_task,
-        "goal": [round(math.degrees(joint), 1) for joint in GOAL[row.task]],
+        "goals": [first, second],
+        "goal": [round(100 * progress, 1) for progress in goal(row.world, row.task)],
         "video": as_url(content_of(video), "video/mp4"),
-        "angle": [round(float(np.degrees(m.joint)), 2) for m in story.moments],
+        "progress": [round(100 * m.progress, 1) for m in story.moments],
+        "swap": row.shown.swap,
         "decisions": [decision(story, k) for k in range(len(story.answers))],
     }
+
+
+def goal(world: str, task: Task) -> tuple[float, float]:
+    """Progress between which the task's flag is true, to the end of the chart."""
+    pair = find_pair(world)
+    bounds = sorted(pair.progress(q) for q in pair.neutral)
+    return (bounds[1], FARTHEST) if task == pair.tasks[0] else (-FARTHEST, bounds[0])
 
 
 def decision(story: Story, k: int) -> dict[str, Any]:
@@ -145,6 +186,7 @@ def decision(story: Story, k: int) -> dict[str, Any]:
     return {
         "step": step,
         "frame": reference.j,
+        "reference": reference.task,
         "reference_image": image_url(reference.frame.rgb),
         "live_image": image_url(live.rgb),
         "points": [dict(zip(("reference", "live", "elsewhere", "confidence"), p, strict=True)) for p in points],

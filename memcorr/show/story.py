@@ -20,7 +20,7 @@ from ..evaluation.rollout import Answer, Controller, Decision, roll_out
 from ..frames import Frame
 from ..spec import SPEC, Array, Task, TestSet
 from ..worlds.disturbances import Disturbance, Events
-from ..worlds.expert import act
+from ..worlds.expert import act, begin
 from ..worlds.world import shared_world
 
 
@@ -28,6 +28,7 @@ from ..worlds.world import shared_world
 class Supplied:
     """The reference as it was supplied at one decision."""
 
+    task: Task
     frame: Frame
     j: int  # its number in the demonstration
     future: Array  # (4, 3) the reference gripper at the four offsets, metres, world frame
@@ -39,14 +40,14 @@ class Moment:
 
     decision: int  # number of the plan in force
     live: Frame
-    joint: float  # rad; for the reader, the policy never sees it
+    progress: float  # 0 start, 1 and -1 the two goals; for the reader, the policy never sees it
     success: bool
 
 
 @dataclass(frozen=True)
 class Story:
     row: Episode
-    reference_task: Task  # the task of the supplied reference
+    reference_task: Task  # the task of the supplied reference, in the end
     references: list[Supplied | None]  # one per decision; None if none is shown
     answers: list[Answer]
     moments: list[Moment]
@@ -54,7 +55,10 @@ class Story:
     @property
     def name(self) -> str:
         row = self.row
-        return f"{row.experiment}-{row.condition}-{row.scene}-{row.task}-{row.shown.reference}"
+        what = [f"swap={row.shown.swap}"] * bool(row.shown.swap) + [row.disturbance] * bool(row.disturbance)
+        return "-".join(
+            (row.experiment, row.world, row.condition, str(row.scene), row.task, row.shown.reference, *what)
+        )
 
 
 class Watcher:
@@ -87,19 +91,21 @@ def watch(policy: str, shown: Intervention, row: Episode, data: Path) -> Story:
     task = shown.supplied(job.task, row.world)
     references: list[Supplied | None] = [None] * len(answers)
     if isinstance(watcher.controller, PolicyController) and watcher.controller.references:
-        demonstration = watcher.controller.references[task].demonstration
-        for k, decision in enumerate(decisions):
-            j = shown.phase(decision.elapsed, len(demonstration))
+        for k, (decision, answer) in enumerate(zip(decisions, answers, strict=True)):
+            now = shown.supplied(job.task, row.world, decision.elapsed)
+            demonstration = watcher.controller.references[now].demonstration
+            assert answer.plan is not None and answer.plan.phase is not None
+            j = answer.plan.phase
             future = demonstration.gripper[np.minimum(j + np.array(SPEC.future_offsets), len(demonstration) - 1)]
-            references[k] = Supplied(demonstration.frame(j), j, future)
+            references[k] = Supplied(now, demonstration.frame(j), j, future)
 
-    world.reset(job.scene)
+    begin(world, job.scene, job.task)
     moments: list[Moment] = []
     events, sent = Events(job.scene), list[Array]()
 
     def look(k: int) -> bool:
         done = world.success(job.task)
-        moments.append(Moment(k, world.observe(), world.joint, done))
+        moments.append(Moment(k, world.observe(), world.progress, done))
         return done
 
     for k, answer in enumerate(answers):

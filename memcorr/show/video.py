@@ -24,7 +24,7 @@ from ..files import content_of
 from ..frames import Camera, Frame
 from ..policy.policy import Plan
 from ..runs import written_whole
-from ..spec import SPEC, Array
+from ..spec import SPEC, WORLD_TASKS, Array
 from ..worlds.world import ACTION_SCALE
 from .story import Story, Supplied
 
@@ -118,36 +118,48 @@ def caption(image: Image, title: str, now: str) -> Image:
     return np.concatenate([strip, image])
 
 
+def towards(world: str, progress: float) -> str:
+    """Progress in words, such as "45 % of the way to open"."""
+    first, second = WORLD_TASKS[world]
+    return f"{100 * abs(progress):.0f} % of the way to {first if progress >= 0 else second}"
+
+
 def pictures(story: Story) -> Iterator[Image]:
     row, reference = story.row, story.row.shown.reference
-    title = f"{row.experiment}   {row.condition} scene {row.scene}   task: {row.task}   reference: {reference}"
+    wrong = f"   {row.disturbance}" if row.disturbance else ""
+    swapped = f", after step {row.shown.swap}" if row.shown.swap else ""
+    title = f"{row.experiment}   {row.world}, {row.condition} scene {row.scene}{wrong}   task: {row.task}"
+    title += f"   reference: {reference}{swapped}"
     for step, moment in enumerate(story.moments):
         k = moment.decision
         supplied = story.references[k]
         since = min(step - k * SPEC.executed, SPEC.chunk - 1)
         picture = draw(moment.live, supplied, story.answers[k].plan, since)
-        shown = f"reference: {story.reference_task}, frame {supplied.j}" if supplied else "no reference"
-        now = f"{shown}      live: step {step}, door {np.degrees(moment.joint):.0f} deg"
+        shown = f"reference: {supplied.task}, frame {supplied.j}" if supplied else "no reference"
+        now = f"{shown}      live: step {step}, {towards(row.world, moment.progress)}"
         picture = caption(picture, title, now + ("      SUCCESS" if moment.success else ""))
         yield from [picture] * (FPS if step == len(story.moments) - 1 else 1)
 
 
 def write_video(story: Story, out: Path) -> Path:
     """The story as an mp4 in the folder `out`."""
+    return write_film(out / f"{story.name}.mp4", pictures(story), (2 * SIDE, SIDE + STRIP))
+
+
+def write_film(path: Path, pictures: Iterator[Image], size: tuple[int, int]) -> Path:
+    """Pictures of `size` (width, height) as an mp4."""
     try:
         import imageio_ffmpeg
     except ImportError:
         raise UserError("videos need ffmpeg: pip install imageio-ffmpeg") from None
-    path = out / f"{story.name}.mp4"
     with written_whole(path) as temporary:
-        size = (2 * SIDE, SIDE + STRIP)
         try:
             writer = imageio_ffmpeg.write_frames(
                 str(temporary), size, fps=FPS, macro_block_size=2, output_params=["-f", "mp4"], ffmpeg_log_level="error"
             )
             with closing(writer):
                 writer.send(None)
-                for picture in pictures(story):
+                for picture in pictures:
                     writer.send(np.ascontiguousarray(picture))
         except (OSError, RuntimeError) as problem:  # it ended before the last picture
             raise UserError(f"{path} could not be written: ffmpeg failed ({ffmpeg_words(problem)})") from None

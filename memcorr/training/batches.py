@@ -5,6 +5,7 @@ Nothing random outlives one update, which is what makes an interrupted run resum
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,14 +13,20 @@ import torch
 from torch import Tensor
 
 from ..correspondence.matches import Matches, join_matches
-from ..policy.condition import Condition, Normalisation, build_condition
-from ..policy.diffusion import paired_noise, q_sample
-from ..spec import SPEC
+from ..policy.condition import Condition, Normalisation, build_condition, join_conditions, own_state
+from ..policy.diffusion import paired_noise, q_sample, velocity
+from ..policy.relations import turned
+from ..spec import SPEC, Array
 from .dataset import Dataset, Rows
 from .experiments import Experiment
-from .mixture import Mixture, source_counts
+from .mixture import Lent, Mixture, source_counts
 
-CHUNK_SHAPE = (SPEC.chunk, SPEC.action_dim)
+
+def draw_turns(rng: np.random.Generator, size: int) -> Array:
+    """(size, 2, 2) rotations about the vertical, half of them mirrored: a drawer's slide then teaches a window's."""
+    angle, mirror = rng.uniform(0.0, 2 * np.pi, size), rng.choice([-1.0, 1.0], size)
+    c, s = np.cos(angle), np.sin(angle)
+    return np.stack([np.stack([c, -s * mirror], axis=-1), np.stack([s, c * mirror], axis=-1)], axis=-2)
 
 
 @dataclass(frozen=True)
@@ -29,7 +36,7 @@ class Batch:
     z_t: Tensor  # (B, 16, 4)
     t: Tensor  # (B,)
     condition: Condition
-    eps: Tensor  # (B, 16, 4) target
+    eps: Tensor  # (B, 16, 4) target: the noise, or the velocity
 
     def to(self, device: torch.device | str) -> Batch:
         return Batch(self.z_t.to(device), self.t.to(device), self.condition.to(device), self.eps.to(device))
@@ -43,52 +50,99 @@ class Batches:
     normalisation: Normalisation
     experiment: Experiment
     mixture: Mixture | None = None
+    lent: Lent | None = None
 
     def draw(self, seed: int, update: int) -> Batch:
-        """The batch of one update; paired and standard updates alternate, standard first."""
-        rng = np.random.default_rng([seed, update])
-        paired = self.experiment.paired and update % 2 == 1
-        return self.paired(rng, self.experiment.batch // 2) if paired else self.standard(rng, self.experiment.batch)
+        """The batch of one update, of this world alone."""
+        return draw([self], seed, update)
 
     def standard(self, rng: np.random.Generator, size: int) -> Batch:
         """Uniform rows and timesteps, independent noise, condition dropout."""
+        if self.lent is not None:
+            return self._standard_lent(rng, size, self.lent)
         rows, matches = self._standard_rows(rng, size)
         t = torch.from_numpy(rng.integers(0, SPEC.diffusion_steps, size))
-        eps = torch.from_numpy(rng.standard_normal((size, *CHUNK_SHAPE), np.float32))
+        eps = self._noise(rng, size)
         dropped = torch.from_numpy(rng.random(size) < self.experiment.condition_dropout)
-        z_t = q_sample(self._chunks(rows), eps, t, self.experiment.schedule)
         frames = self._phases(rng, rows)
         if frames is not None:
             matches = self.dataset.retimed(rows, matches, frames)
-        return Batch(z_t, t, self.condition(rows, matches, frames).drop(dropped), eps)
+        chunks = self._chunks(rows, matches, self.dataset.reference_frame[rows] if frames is None else frames, dropped)
+        z_t = q_sample(chunks, eps, t, self.experiment.schedule)
+        return Batch(z_t, t, self.condition(rows, matches, frames).drop(dropped), self._target(chunks, eps, t))
+
+    def _standard_lent(self, rng: np.random.Generator, size: int, lent: Lent) -> Batch:
+        """The same with lent points and errors, turned rows and several noises for each."""
+        e, dataset = self.experiment, self.dataset
+        rows = rng.integers(0, len(dataset), size)
+        if len(dataset.astray):
+            off = dataset.astray[rng.integers(0, len(dataset.astray), size)]
+            rows = np.where(rng.random(size) < e.astray, off, rows)
+        frames = dataset.reference_frame[rows]
+        if e.phase_errors is not None:
+            lead = rng.integers(e.phase_errors[0], e.phase_errors[1] + 1, size)
+            frames = np.clip(frames + lead * (rng.random(size) < 0.5), 0, dataset.last_frames(rows))
+        matches = lent.matches(*dataset.poses(rows, frames), *lent.draw(rng, size), rows)
+        turn = draw_turns(rng, size) if e.turned else None
+        t = torch.from_numpy(rng.integers(0, SPEC.diffusion_steps, size * e.noises))
+        eps = self._noise(rng, size * e.noises)
+        dropped = torch.from_numpy(rng.random(size) < e.condition_dropout)
+        chunks = self._chunks(rows, matches, frames, dropped, turn).repeat_interleave(e.noises, 0)
+        z_t = q_sample(chunks, eps, t, e.schedule)
+        return Batch(z_t, t, self.condition(rows, matches, frames, turn).drop(dropped), self._target(chunks, eps, t))
 
     def paired(self, rng: np.random.Generator, pairs: int) -> Batch:
         """Opening and closing at frame 0 of `pairs` physical pairs: first all openings, then all closings.
 
         Both directions share z_t, t, the robot state and, in stage two, the measured geometry.
         """
-        pair = rng.integers(0, self.dataset.pairs, pairs)
+        noises = self.experiment.noises
+        pair = self.dataset.paired[rng.integers(0, len(self.dataset.paired), pairs)]
         row_open, row_close = self.dataset.first_rows(pair)
-        t = torch.from_numpy(rng.integers(SPEC.paired_timesteps[0], SPEC.paired_timesteps[1] + 1, pairs))
-        eps = torch.from_numpy(rng.standard_normal((pairs, *CHUNK_SHAPE), np.float32))
-        chunks = self._chunks(row_open), self._chunks(row_close)
-        z_t, eps_open, eps_close = paired_noise(*chunks, eps, t, self.experiment.schedule)
+        turn = draw_turns(rng, pairs) if self.experiment.turned else None
+        t = torch.from_numpy(rng.integers(SPEC.paired_timesteps[0], SPEC.paired_timesteps[1] + 1, pairs * noises))
+        eps = self._noise(rng, pairs * noises)
         rows = np.concatenate([row_open, row_close])
-        condition = self.condition(rows, self._paired_matches(rng, pair, rows))
-        return Batch(torch.cat([z_t, z_t]), torch.cat([t, t]), condition, torch.cat([eps_open, eps_close]))
+        both = None if turn is None else np.concatenate([turn, turn])
+        matches = self._paired_matches(rng, pair, rows)
+        chunks = self._chunks(rows, matches, self.dataset.reference_frame[rows], turn=both)
+        x_open, x_close = chunks.repeat_interleave(noises, 0).chunk(2)
+        z_t, eps_open, eps_close = paired_noise(x_open, x_close, eps, t, self.experiment.schedule)
+        condition = self.condition(rows, matches, turn=both)
+        targets = self._target(x_open, eps_open, t), self._target(x_close, eps_close, t)
+        return Batch(torch.cat([z_t, z_t]), torch.cat([t, t]), condition, torch.cat(targets))
 
-    def condition(self, rows: Rows, matches: Matches, frames: Rows | None = None) -> Condition:
+    def condition(
+        self, rows: Rows, matches: Matches, frames: Rows | None = None, turn: Array | None = None
+    ) -> Condition:
         """What the network sees of `rows`, with their references at `frames` or where they belong."""
-        state, dataset = self.dataset.windows.state[rows], self.dataset
+        dataset, state = self.dataset, own_state(self.dataset.windows.state[rows], self.experiment.state)
         if self.experiment.visual:
             images, task = dataset.row_images(rows), dataset.task(rows)
             return build_condition(self.normalisation, state, images=images, task=task)
         frames = dataset.reference_frame[rows] if frames is None else frames
         relations = dataset.relations(rows, matches, frames, self.experiment.representation)
+        relations = relations if turn is None else turned(relations, turn)
         return build_condition(self.normalisation, state, relations=relations)
 
-    def _chunks(self, rows: Rows) -> Tensor:
-        return torch.from_numpy(self.normalisation.action(self.dataset.windows.chunk[rows]))
+    def _noise(self, rng: np.random.Generator, size: int) -> Tensor:
+        shape = (size, SPEC.chunk, self.experiment.action_dim)
+        return torch.from_numpy(rng.standard_normal(shape, np.float32))
+
+    def _target(self, x_0: Tensor, eps: Tensor, t: Tensor) -> Tensor:
+        return eps if self.experiment.predicts == "noise" else velocity(x_0, eps, t, self.experiment.schedule)
+
+    def _chunks(
+        self, rows: Rows, matches: Matches, frames: Rows, dropped: Tensor | None = None, turn: Array | None = None
+    ) -> Tensor:
+        """What is to be predicted. Who is shown nothing has nothing that an action could be relative to."""
+        chunk = self.dataset.windows.chunk[rows]
+        if self.experiment.actions == "relative":
+            shown = True if dropped is None else ~dropped.numpy()[:, None, None]
+            chunk[..., :3] -= np.where(shown, self.dataset.continued(rows, matches, frames), 0.0)
+        if turn is not None:
+            chunk = np.concatenate([np.einsum("bij,bnj->bni", turn, chunk[..., :2]), chunk[..., 2:]], axis=-1)
+        return torch.from_numpy(self.normalisation.action(chunk))
 
     def _standard_rows(self, rng: np.random.Generator, size: int) -> tuple[Rows, Matches]:
         if self.mixture is None:
@@ -107,11 +161,16 @@ class Batches:
         if self.mixture is None or self.experiment.visual or errors is None:
             return None
         lead = rng.integers(errors[0], errors[1] + 1, len(rows))
-        elsewhere = np.clip(self.dataset.windows.anchor[rows] + lead, 0, SPEC.last_anchor)
+        elsewhere = np.clip(self.dataset.windows.anchor[rows] + lead, 0, self.dataset.last_frames(rows))
         return np.where(rng.random(len(rows)) < 0.5, elsewhere, self.dataset.reference_frame[rows])
 
     def _paired_matches(self, rng: np.random.Generator, pair: Rows, rows: Rows) -> Matches:
-        """Stage one: each direction's ground truth. Stage two: the opening row's matches for both."""
+        """Stage one: each direction's ground truth. Stage two: the opening row's matches for both. Lent: the same
+        points and errors for both."""
+        if self.lent is not None:
+            lenders, factor = self.lent.draw(rng, len(pair))
+            T_ref, T_live = self.dataset.poses(rows, self.dataset.reference_frame[rows])
+            return self.lent.matches(T_ref, T_live, np.tile(lenders, 2), np.tile(factor, 2), rows)
         if self.mixture is None:
             return self.dataset.ground_truth(rows)
         truth, raw, _ = source_counts(len(pair))
@@ -125,3 +184,28 @@ class Batches:
         return join_matches(
             self.dataset.ground_truth(rows), self.mixture.raw(raw), self.mixture.bootstrap(corrupted, draws)
         )
+
+
+def is_paired(experiment: Experiment, update: int) -> bool:
+    """Standard updates come first."""
+    return experiment.paired and update % experiment.paired_every == experiment.paired_every - 1
+
+
+def draw(worlds: Sequence[Batches], seed: int, update: int) -> Batch:
+    """The batch of one update, in equal parts from every world."""
+    e = worlds[0].experiment
+    rng, size = np.random.default_rng([seed, update]), e.batch // len(worlds)
+    paired = is_paired(e, update)
+    return join_batches([w.paired(rng, size // 2) if paired else w.standard(rng, size) for w in worlds])
+
+
+def join_batches(parts: Sequence[Batch]) -> Batch:
+    """One after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    return Batch(
+        torch.cat([p.z_t for p in parts]),
+        torch.cat([p.t for p in parts]),
+        join_conditions([p.condition for p in parts]),
+        torch.cat([p.eps for p in parts]),
+    )

@@ -9,58 +9,83 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
 from ..correspondence.matches import Matches, carried, ground_truth_matches
-from ..demos.phase import closest_frames, training_reference
+from ..demos.course import Course, seen_phases
+from ..demos.phase import closest_frames
+from ..demos.phase import windows as window_count
 from ..demos.store import Demonstration, Store, opened
 from ..errors import UserError
-from ..policy.condition import Images, Normalisation, shrink
-from ..policy.relations import Relations, Representation, build_relations
-from ..spec import SPEC, TASKS, Array, TieBreak
+from ..policy.condition import Images, Normalisation, own_state, shrink
+from ..policy.policy import commands
+from ..policy.relations import Relations, Representation, build_relations, continued
+from ..spec import SPEC, TASKS, Array
 from ..worlds.pairs import find_pair
+from .experiments import MAIN, Experiment
 
 Rows = NDArray[np.int64]
+ASTRAY_M = 0.04
+RELATIVE_STD = (
+    0.2  # at least: most of what is relative is next to nothing, but clean predictions are cut at five of them
+)
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Training rows: one per demonstration and anchor frame 0-184, anchors fastest."""
+    """Training rows: one per demonstration and anchor frame with a whole chunk to come (0-184 of 200), anchors
+    fastest."""
 
     demonstration: NDArray[np.int64]  # (N,) index into the list the windows were cut from
     anchor: NDArray[np.int64]  # (N,) query frame
-    state: Array  # (N, 9)
-    chunk: Array  # (N, 16, 4) actions anchor .. anchor + 15
+    state: Array  # (N, 9), or as wide as own data has it
+    chunk: Array  # (N, 16, 4) actions anchor .. anchor + 15; or as wide as own data has it
 
     def __len__(self) -> int:
         return len(self.anchor)
 
 
-def cut_windows(demonstrations: Sequence[Demonstration]) -> Windows:
-    n = SPEC.windows_per_episode
-    if any(len(d) != SPEC.episode_steps for d in demonstrations):
+def cut_windows(demonstrations: Sequence[Demonstration], any_length: bool = False) -> Windows:
+    if not any_length and any(len(d) != SPEC.episode_steps for d in demonstrations):
         raise UserError(f"demonstrations must have {SPEC.episode_steps} steps")
-    anchors = np.arange(n)
-    steps = anchors[:, None] + np.arange(SPEC.chunk)
+    counts = [window_count(len(d)) for d in demonstrations]
+    chunk = np.arange(SPEC.chunk)
     return Windows(
-        demonstration=np.repeat(np.arange(len(demonstrations)), n),
-        anchor=np.tile(anchors, len(demonstrations)),
-        state=np.concatenate([d.robot_state[:n] for d in demonstrations]),
-        chunk=np.concatenate([d.action[steps] for d in demonstrations]),
+        demonstration=np.repeat(np.arange(len(demonstrations)), counts),
+        anchor=np.concatenate([np.arange(n) for n in counts]),
+        state=np.concatenate([d.robot_state[:n] for d, n in zip(demonstrations, counts, strict=True)]),
+        chunk=np.concatenate(
+            [d.action[np.arange(n)[:, None] + chunk] for d, n in zip(demonstrations, counts, strict=True)]
+        ),
     )
 
 
-def measure(windows: Windows, images: Images | None) -> Normalisation:
-    """Statistics of the training windows; of depth over every training frame."""
+def measure(datasets: Sequence[Dataset], recipe: Experiment = MAIN) -> Normalisation:
+    """Statistics of the training windows; of depth over every training frame. Where a recipe turns its rows, a
+    horizontal action has no direction on average, and the same size in both."""
+    state = np.concatenate([own_state(d.windows.state, recipe.state) for d in datasets])
+    chunk = np.concatenate([d.windows.chunk for d in datasets])
+    if recipe.actions == "relative":
+        beside = [
+            d.continued(np.arange(len(d)), d.ground_truth(np.arange(len(d))), d.reference_frame) for d in datasets
+        ]
+        chunk[..., :3] -= np.concatenate(beside)
+    images = datasets[0].images
     depth = np.zeros(1) if images is None else images.depth
+    mean, std = chunk.mean(axis=(0, 1)), chunk.std(axis=(0, 1))
+    if recipe.turned:
+        mean[:2], std[:2] = 0.0, np.sqrt((chunk[..., :2] ** 2).mean())
+    if recipe.actions == "relative":
+        std[:3] = np.maximum(std[:3], RELATIVE_STD / recipe.action_cm)
     return Normalisation(
-        state_mean=windows.state.mean(axis=0),
-        state_std=np.maximum(windows.state.std(axis=0), SPEC.state_std_floor),
-        action_mean=windows.chunk.mean(axis=(0, 1)),
-        action_std=np.maximum(windows.chunk.std(axis=(0, 1)), SPEC.action_std_floor),
+        state_mean=state.mean(axis=0),
+        state_std=np.maximum(state.std(axis=0), SPEC.state_std_floor),
+        action_mean=mean,
+        action_std=np.maximum(std, SPEC.action_std_floor),
         depth_mean=np.asarray(depth.mean(dtype=np.float64)),
         depth_std=np.asarray(depth.std(dtype=np.float64) if images is not None else 1.0),
     )
@@ -68,43 +93,93 @@ def measure(windows: Windows, images: Images | None) -> Normalisation:
 
 @dataclass(frozen=True)
 class Dataset:
-    """D demonstrations (pair-major, open before close) of T frames, cut into N rows."""
+    """D demonstrations (pair-major, open before close) of up to T frames, cut into N rows.
+
+    Where the object is, is known by its poses, or measured: then `object_pose` is how it moved since the first frame of
+    each recording, as a matcher saw it, `live` how a row's object stands against its reference's first frame, and
+    `measured` holds every row's own matches. Shorter recordings stand still after their end.
+    """
 
     windows: Windows
     gripper: Array  # (D, T, 3)
+    command: Array  # (D, T, 3) the displacement that was asked for, centimetres
     object_pose: Array  # (D, T, 4, 4)
-    points: Array  # (16, 3) of the ground truth, in the moving body's frame
+    points: Array  # (16, 3) of the ground truth, in the moving body's frame; measured: (D, 3) the middle of the object
     reference: Rows  # (D,) the demonstration each one is conditioned on
     reference_frame: Rows  # (N,) j_k of each row
     images: Images | None  # (D, T, 64, 64, ...)
+    lengths: Rows  # (D,) frames
+    both: Rows  # (P, 2) demonstrations of different tasks from one start
+    live: Array | None = None  # (N, 4, 4)
+    measured: Matches | None = None  # (N, 16, ...) with the references at `reference_frame`
+    action_cm: float = 1.0  # by which an action of 1 moves the hand
+
+    @cached_property
+    def astray(self) -> Rows:
+        """Rows whose hand is farther from where the reference's is than an undisturbed one ever strays."""
+        d, anchor = self.windows.demonstration, self.windows.anchor
+        T_ref, T_live = self.poses(np.arange(len(self)), self.reference_frame)
+        middle = self.points.mean(axis=0)[None] if self.live is None else self.points[self.reference[d]][:, None]
+        here = self.gripper[d, anchor] - carried(T_live, middle)[:, 0]
+        there = self.gripper[self.reference[d], self.reference_frame] - carried(T_ref, middle)[:, 0]
+        return np.flatnonzero(np.linalg.norm(here - there, axis=-1) > ASTRAY_M)
 
     def __len__(self) -> int:
         return len(self.windows)
 
     @property
     def pairs(self) -> int:
-        return len(self.gripper) // len(TASKS)
+        return len(self.both)
+
+    @cached_property
+    def _first(self) -> Rows:
+        """(D,) row of each demonstration's frame 0."""
+        counts = [window_count(int(length)) for length in self.lengths]
+        return np.cumsum([0, *counts[:-1]])
 
     def rows(self, demonstration: Rows, anchor: Rows) -> Rows:
-        return demonstration * SPEC.windows_per_episode + anchor
+        return self._first[demonstration] + anchor
+
+    def last_frames(self, rows: Rows) -> Rows:
+        """(B,) the last frame that the rows' references can be at."""
+        return np.maximum(self.lengths[self.reference[self.windows.demonstration[rows]]] - SPEC.chunk, 0)
+
+    @cached_property
+    def paired(self) -> Rows:
+        """Pairs whose two demonstrations share their start: all but those that begin where the other task was left."""
+        if self.live is not None:  # recorded starts differ a little: by how much was checked before
+            return np.arange(self.pairs)
+        row_open, row_close = self._first_rows(np.arange(self.pairs))
+        return np.flatnonzero((self.windows.state[row_open] == self.windows.state[row_close]).all(axis=-1))
 
     def first_rows(self, pairs: Rows) -> tuple[Rows, Rows]:
         """The opening and the closing row at frame 0 of physical pairs; they share one robot state."""
-        row_open, row_close = (self.rows(len(TASKS) * pairs + task, np.zeros_like(pairs)) for task in range(len(TASKS)))
-        if not np.array_equal(self.windows.state[row_open], self.windows.state[row_close]):
+        row_open, row_close = self._first_rows(pairs)
+        shared = self.live is not None
+        if not shared and not np.array_equal(self.windows.state[row_open], self.windows.state[row_close]):
             raise UserError("opening and closing do not start from the same robot state; collect the data again")
         return row_open, row_close
+
+    def _first_rows(self, pairs: Rows) -> tuple[Rows, Rows]:
+        return self._first[self.both[pairs, 0]], self._first[self.both[pairs, 1]]
 
     def task(self, rows: Rows) -> Rows:
         """0 for open, 1 for close."""
         return self.windows.demonstration[rows] % len(TASKS)
 
     def ground_truth(self, rows: Rows) -> Matches:
-        """Matches of the fixed handle points, from the door's pose in both scenes."""
+        """Matches of the fixed handle points, from the door's pose in both scenes; unknown, as measured."""
+        if self.measured is not None:
+            return self.measured[rows]
+        return ground_truth_matches(self.points, *self.poses(rows, self.reference_frame[rows]))
+
+    def poses(self, rows: Rows, frames: Rows) -> tuple[Array, Array]:
+        """The object's pose (B, 4, 4) in the references at `frames` and in the live scenes; measured ones are against
+        the first frame of the reference."""
         d, anchor = self.windows.demonstration[rows], self.windows.anchor[rows]
-        return ground_truth_matches(
-            self.points, self.object_pose[self.reference[d], self.reference_frame[rows]], self.object_pose[d, anchor]
-        )
+        if self.live is not None:
+            return self.object_pose[self.reference[d], frames], self.live[rows]
+        return self.object_pose[self.reference[d], frames], self.object_pose[d, anchor]
 
     def retimed(self, rows: Rows, matches: Matches, frames: Rows) -> Matches:
         """`matches` as if the reference stood at `frames`: its points move along with its door."""
@@ -115,9 +190,17 @@ class Dataset:
     def relations(self, rows: Rows, matches: Matches, frames: Rows, representation: Representation) -> Relations:
         """With the references at `frames`."""
         d, anchor = self.windows.demonstration[rows], self.windows.anchor[rows]
+        r = self.reference[d]
         return build_relations(
-            matches, self.gripper[d, anchor], self.gripper[self.reference[d]], frames, representation
+            matches, self.gripper[d, anchor], self.gripper[r], frames, representation, self.command[r]
         )
+
+    def continued(self, rows: Rows, matches: Matches, frames: Rows) -> Array:
+        """What would continue the references at `frames`, (B, 16, 3)."""
+        d, anchor = self.windows.demonstration[rows], self.windows.anchor[rows]
+        r = self.reference[d]
+        whole = continued(matches, self.gripper[d, anchor], self.gripper[r], frames, self.command[r])
+        return whole / self.action_cm
 
     def row_images(self, rows: Rows) -> Images:
         assert self.images is not None
@@ -132,30 +215,67 @@ class Dataset:
         return digest.hexdigest()[:16]
 
 
-def load_dataset(store: Store, pairs: Sequence[int], tie_break: TieBreak, images: bool) -> Dataset:
-    """Rows of `pairs`; each is conditioned on the next of them for the same task, cyclically."""
-    demonstrations = store.demonstrations(pairs)
-    windows = cut_windows(demonstrations)
-    n, count = SPEC.windows_per_episode, len(TASKS)
-    reference = np.array(
-        [count * training_reference(i // count, len(pairs)) + i % count for i in range(count * len(pairs))]
-    )
-    frames = [
-        closest_frames(d.joint[:n], np.arange(n), demonstrations[r].joint, tie_break)
-        for d, r in zip(demonstrations, reference, strict=True)
-    ]
-    poses = [d.object_pose for d in demonstrations]
-    if any(pose is None for pose in poses):
+def load_dataset(
+    store: Store, pairs: Sequence[int], recipe: Experiment, images: bool = False, disturbed: Store | None = None
+) -> Dataset:
+    """Rows of `pairs`, and of everything in `disturbed`; each is conditioned on the next of `pairs` for the same
+    task, cyclically. Where a recipe wants several references, the one after that follows, and so on."""
+    if store.manifest.disturbed:
+        raise UserError(f"{store.root} holds disturbed recordings: they go with --disturbed, others with --data")
+    recovering = [] if disturbed is None else disturbed.demonstrations(range(len(disturbed)))
+    demonstrations = store.demonstrations(pairs) + recovering
+    if any(d.object_pose is None for d in demonstrations):
         raise UserError(f"{store.root} has no object_pose, which training on ground-truth relations needs")
-    return Dataset(
+    count, total = len(TASKS), len(demonstrations)
+    reference = np.array(
+        [
+            count * ((i // count + 1 + view) % len(pairs)) + i % count
+            for view in range(recipe.references)
+            for i in range(total)
+        ]
+    )
+    followed = [demonstrations[r] for r in reference]
+    queries = demonstrations * recipe.references
+    any_length = recipe.phase == "seen"
+    windows = cut_windows(queries, any_length)
+    points = find_pair(store.world).points
+    frames = [_reference_frames(d, r, points, recipe) for d, r in zip(queries, followed, strict=True)]
+    dataset = Dataset(
         windows,
-        gripper=np.stack([d.gripper for d in demonstrations]),
-        object_pose=np.stack(poses),  # type: ignore[arg-type]
-        points=find_pair(store.world).points,
+        gripper=stacked([d.gripper for d in queries]),
+        command=stacked([commands(d, recipe.action_cm) for d in queries]),
+        object_pose=stacked([_pose(d) for d in queries]),
+        points=points,
         reference=reference,
         reference_frame=np.concatenate(frames),
         images=_load_images(store, pairs) if images else None,
+        lengths=np.array([len(d) for d in queries]),
+        both=np.arange(len(queries)).reshape(-1, count),
+        action_cm=recipe.action_cm,
     )
+    dataset.first_rows(np.arange(len(pairs)))  # complains where recordings that should start together do not
+    return dataset
+
+
+def stacked(parts: Sequence[Array]) -> Array:
+    """(D, T, ...) of arrays (t, ...); the last row of a shorter one is repeated."""
+    longest = max(len(part) for part in parts)
+    return np.stack([part[np.minimum(np.arange(longest), len(part) - 1)] for part in parts])
+
+
+def _pose(d: Demonstration) -> Array:
+    assert d.object_pose is not None
+    return d.object_pose
+
+
+def _reference_frames(query: Demonstration, reference: Demonstration, points: Array, recipe: Experiment) -> Rows:
+    """j of every anchor: by the joint, as published, or by what is seen, as live."""
+    n = window_count(len(query))
+    if recipe.phase == "elapsed":
+        return closest_frames(query.joint[:n], np.arange(n), reference.joint, recipe.tie_break)
+    course = Course.of_poses(points, _pose(reference), reference.gripper)
+    motion = _pose(query)[:n] @ np.linalg.inv(_pose(reference)[0])
+    return seen_phases(course, motion, query.gripper[:n], SPEC.executed)
 
 
 def _load_images(store: Store, pairs: Sequence[int]) -> Images:

@@ -14,30 +14,51 @@ from ..errors import UserError
 from ..files import converted, decoded
 from ..policy.checkpoint import FORMAT, Design, Positive, Seed, read_config
 from ..runs import provenance
-from ..spec import PUBLISHED_RESIDUAL_MM, SPEC, TieBreak
+from ..spec import DOOR, PUBLISHED_RESIDUAL_MM, SPEC, TRAINED_WORLDS, WORLD_TASKS, TieBreak
 
 Count = Annotated[int, Meta(ge=1, le=10**9)]
 Updates = Annotated[int, Meta(ge=0, le=10**9)]
+Few = Annotated[int, Meta(ge=1, le=SPEC.pairs)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Below = Annotated[float, Meta(ge=0, lt=1)]  # of a running mean
 
 
 @dataclass(frozen=True)
 class Experiment(Design):
     """One training recipe; the defaults are our MemCorr-DP, `memcorr-literal` is the published one."""
 
-    paired: bool = True  # alternate with counterfactual paired updates
-    condition_dropout: Positive = SPEC.condition_dropout  # on standard updates only
+    paired: bool = True  # every so often, a counterfactual paired update
+    paired_every: Annotated[int, Meta(ge=2)] = 2  # updates; the paper's alternate
+    condition_dropout: Share = SPEC.condition_dropout  # on standard updates only
     tie_break: TieBreak = "elapsed"  # between reference frames with the same door joint
     phase_errors: tuple[int, int] | None = (-32, 64)  # of half the references in stage two, frames; the paper has none
     residual_limit_mm: Positive | None = None  # of the residual bootstrap; None: the cache's own 95th percentile
     train_pairs: Count = SPEC.train_pairs  # the first pairs of the store; the rest validate
-    batch: Annotated[Count, Meta(multiple_of=4)] = SPEC.batch
+    worlds: tuple[str, ...] = (DOOR,)  # of several, every batch holds equal parts
+    disturbed: bool = False  # also on recordings that recover (`collect --disturbed`)
+    astray: Share = 0.0  # share of rows that are drawn from those whose hand is off its course
+    references: Few = 1  # other scenes that each demonstration is conditioned on
+    turned: bool = False  # rows are turned about the vertical and mirrored at random
+    measured: bool = False  # no simulator truth: relations, phases and errors as a matcher saw them
+    lent_errors: Positive = 0.0  # in both stages points and errors of other rows, up to so many times
+    noises: Few = 1  # noisy chunks per row, whose context is encoded once
+    batch: Annotated[int, Meta(ge=4, le=2**16, multiple_of=4)] = SPEC.batch
     updates: tuple[Updates, Updates] = SPEC.updates  # stage one, stage two
     learning_rate: tuple[Positive, Positive] = SPEC.learning_rate
-    betas: tuple[Positive, Positive] = SPEC.betas
+    betas: tuple[Below, Below] = SPEC.betas
     epsilon: Positive = SPEC.epsilon
     weight_decay: Positive = SPEC.weight_decay
     gradient_norm: Positive = SPEC.gradient_norm
-    ema: Positive = SPEC.ema
+    ema: Below = SPEC.ema
+
+    def __post_init__(self) -> None:
+        """What the types cannot say; a ValueError that names the field."""
+        if not self.worlds or len(set(self.worlds)) < len(self.worlds) or not set(self.worlds) <= set(WORLD_TASKS):
+            raise ValueError(f"worlds: give some of {', '.join(WORLD_TASKS)}, each once")
+        if self.batch % (2 * len(self.worlds)):
+            raise ValueError(f"batch: {self.batch} rows are no equal parts, in pairs, of {len(self.worlds)} worlds")
+        if self.phase_errors is not None and self.phase_errors[0] > self.phase_errors[1]:
+            raise ValueError("phase_errors: give the least one first")
 
     @property
     def total_updates(self) -> int:
@@ -91,6 +112,53 @@ EXPERIMENTS: dict[str, Experiment] = {
         dataclasses.replace(MAIN, name="memcorr-cosine", schedule="cosine"),
         dataclasses.replace(MAIN, name="standard-cosine", paired=False, schedule="cosine"),
         dataclasses.replace(_UNET, name="visual-unet-cosine", schedule="cosine"),
+        # One policy for many objects, which reacts; window, faucet and lock are in no training.
+        dataclasses.replace(
+            MAIN,
+            name="memcorr-many",
+            representation="tracking",
+            guidance=1.0,
+            schedule="cosine",
+            predicts="velocity",
+            ddim_steps=2,
+            state="relative",
+            actions="relative",
+            phase="seen",
+            phase_errors=(-6, 6),
+            paired_every=8,
+            train_pairs=16,
+            worlds=TRAINED_WORLDS,
+            disturbed=True,
+            astray=0.3,
+            references=2,
+            turned=True,
+            lent_errors=2.5,
+            noises=4,
+            batch=56,
+            updates=(3_000, 800),
+            learning_rate=(5e-4, 5e-5),
+        ),
+        # Recordings of one's own: what a camera and a robot report; widths, units and pairs as the data has them.
+        dataclasses.replace(
+            MAIN,
+            name="memcorr-measured",
+            measured=True,
+            representation="tracking",
+            guidance=1.0,
+            schedule="cosine",
+            predicts="velocity",
+            state="relative",
+            actions="relative",
+            phase="seen",
+            phase_errors=(-6, 6),
+            paired_every=8,
+            turned=True,
+            lent_errors=2.5,
+            noises=4,
+            batch=32,
+            updates=(1_200, 300),
+            learning_rate=(5e-4, 5e-5),
+        ),
         # Seconds instead of hours: does the whole path work on this machine?
         dataclasses.replace(MAIN, name="debug", train_pairs=2, batch=16, updates=(12, 6)),
     )

@@ -7,7 +7,8 @@ state.safetensors   everything needed to resume, in one file that is replaced at
 metrics.jsonl, tensorboard/
 
 The state after update u is one file, and batch u is a pure function of (seed, u): a run that was
-killed at any moment continues from its last saved state and ends with the same bits.
+killed at any moment continues from its last saved state and ends with the same bits. Under torchrun
+several processes share each batch (`ranks.py`).
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -30,6 +31,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from ..correspondence.cache import Cache, read_cache
+from ..correspondence.recorded.rows import chosen, read_measured
 from ..demos.store import Store
 from ..errors import UserError
 from ..files import refuse, write_json
@@ -49,13 +51,14 @@ from ..policy.condition import Normalisation
 from ..policy.transformer import parameter_total
 from ..runs import choose_device, claimed
 from ..runs import threads as torch_threads
-from .batches import Batch, Batches
+from .batches import Batch, Batches, draw, is_paired
 from .dataset import Dataset, load_dataset, measure
 from .experiments import Config, Experiment, find_experiment
-from .metrics import Metrics, RunningMeans
-from .mixture import Mixture
+from .measured import fitted, load_measured
+from .metrics import Metrics, RunningMeans, Validation
+from .mixture import Lent, Mixture
 from .optimiser import Weights, gather
-from .validation import Validation
+from .ranks import Ranks, joined
 
 log = logging.getLogger(__name__)
 STATE, STAGE_ONE = "state.safetensors", "stage-one"
@@ -70,29 +73,28 @@ def loss_of(network: nn.Module, batch: Batch) -> Tensor:
 class Run:
     """Networks, optimiser and position of one training run in its folder."""
 
-    def __init__(
-        self, folder: Path, config: Config, dataset: Dataset, mixture: Mixture | None, device: torch.device
-    ) -> None:
-        self.folder, self.config, self.device = folder, config, device
-        self.config_json = read_config(folder, dict)  # as it was when the run began
+    def __init__(self, folder: Path, config: Config, rows: Sequence[WorldRows], ranks: Ranks) -> None:
+        self.folder, self.config, self.ranks, self.device = folder, config, ranks, ranks.device
+        self.config_json = read_config(folder, dict) if ranks.first else {}  # as it was when the run began
         self.experiment: Experiment = config.experiment
-        self.normalisation: Normalisation = measure(dataset.windows, dataset.images)
-        self.mixture = mixture
+        self.normalisation: Normalisation = measure([r.dataset for r in rows], self.experiment)
+        self.mixtures = [r.mixture for r in rows if r.mixture is not None]
+        common = self.normalisation, self.experiment
         self.batches = (
-            Batches(dataset, self.normalisation, self.experiment),
-            Batches(dataset, self.normalisation, self.experiment, mixture),
+            [Batches(r.dataset, *common, lent=r.lent) for r in rows],
+            [Batches(r.dataset, *common, r.mixture, r.lent) for r in rows],
         )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             network = self.experiment.build()
-        self.weights = Weights(network, self.experiment.build(), self.experiment, device)
+        self.weights = Weights(network, self.experiment.build(), self.experiment, self.device)
         self.means = RunningMeans()
         self.update = 0  # updates done
 
     @property
     def end(self) -> int:
         """Where this run stops: after stage one when stage two lacks its cache."""
-        lacking = self.mixture is None and not self.experiment.visual
+        lacking = not (self.mixtures or self.batches[1][0].lent or self.experiment.visual)
         return self.experiment.updates[0] if lacking else self.experiment.total_updates
 
     @property
@@ -100,28 +102,39 @@ class Run:
         """Of the next update."""
         return int(self.update >= self.experiment.updates[0])
 
+    @property
+    def cache(self) -> str:
+        """What stage two mixes in; empty without a cache."""
+        return "".join(mixture.fingerprint() for mixture in self.mixtures)
+
     def advance(self) -> None:
         """One optimizer update."""
         if self.update == self.experiment.updates[0]:
             self.weights.begin_stage(1)
-        batch = self.batches[self.stage].draw(self.config.seed, self.update).to(self.device)
-        loss = loss_of(self.weights.network, batch)
-        norm = self.weights.step(loss)
-        value = loss.item()
+        batch, share = self.ranks.part(draw(self.batches[self.stage], self.config.seed, self.update))
+        loss = loss_of(self.weights.network, batch.to(self.device)) * share
+        norm = self.weights.step(loss, self.ranks.add_up)
+        value = self.ranks.add_up(loss.detach()).item()
         if not math.isfinite(value):
             raise UserError(f"the loss became {value} at update {self.update}; the last saved state is intact")
-        kind = "loss_paired" if self.experiment.paired and self.update % 2 else "loss_standard"
+        kind = "loss_paired" if is_paired(self.experiment, self.update) else "loss_standard"
         self.means.add(**{kind: value, "gradient_norm": norm.item()})
         self.update += 1
 
     def save(self) -> None:
         """The state first; the models follow from it and are made good by the next start if need be."""
+        if not self.ranks.first:
+            return
         metadata = {
             "update": self.update,
             "threads": torch.get_num_threads(),
-            "cache": self.mixture.fingerprint() if self.mixture and self.update > self.experiment.updates[0] else "",
+            "processes": self.ranks.size,
+            "cache": self.cache if self.update > self.experiment.updates[0] else "",
         }
-        write_tensors(self.folder / STATE, {**self.weights.tensors(), **self.means.tensors()}, metadata)
+        try:
+            write_tensors(self.folder / STATE, {**self.weights.tensors(), **self.means.tensors()}, metadata)
+        except ValueError as problem:  # the loss of the next update would have told
+            raise UserError(f"{problem} after update {self.update}; the last saved state is intact") from None
         self.export()
 
     def export(self) -> None:
@@ -146,13 +159,13 @@ class Run:
             self.weights.begin_stage(1)
         self.weights.restore(tensors)
         self.means.sums.copy_(tensors["running"])
-        if metadata.get("cache") and self.mixture and metadata["cache"] != self.mixture.fingerprint():
+        if metadata.get("cache") and self.mixtures and metadata["cache"] != self.cache:
             raise UserError(f"{self.folder} was trained with another --cache; give that one or another --out")
-        if metadata.get("threads") != str(torch.get_num_threads()):
-            log.warning(
-                f"note: resumed with {torch.get_num_threads()} threads instead of {metadata.get('threads')}: "
-                "the same run up to rounding, not bit for bit"
-            )
+        for what, now in (("threads", torch.get_num_threads()), ("processes", self.ranks.size)):
+            if (then := metadata.get(what, "1")) != str(now):
+                log.warning(
+                    f"note: resumed with {now} {what} instead of {then}: the same run up to rounding, not bit for bit"
+                )
         self.export()
 
     def adopt(self, stage_one: Path) -> None:
@@ -166,6 +179,15 @@ class Run:
         self.update = self.experiment.updates[0]
         self.save()
 
+    def tell(self) -> None:
+        """Brings all processes to where the first one stands."""
+        update = torch.tensor(self.update, device=self.device)
+        self.ranks.tell([update])
+        self.update = int(update)
+        if self.update > self.experiment.updates[0] and not self.ranks.first:
+            self.weights.begin_stage(1)
+        self.ranks.tell(list(self.weights.tensors().values()))
+
 
 def train(
     experiment: str | Experiment,
@@ -176,39 +198,126 @@ def train(
     device: str = "auto",
     threads: int = 1,
     stage_one: Path | None = None,
+    disturbed: Path | None = None,
+    quiet: bool = False,
 ) -> None:
     """Trains one policy into `out`; the same command again continues it.
 
     Relation policies need `cache` for stage two; without it the run stops after stage one. A recipe
     that differs in stage two alone may begin with another run's `stage_one` folder: same bits. One
-    thread is the default because several runs side by side then do not slow each other down.
+    thread is the default because several runs side by side then do not slow each other down. For a
+    recipe of several worlds `data`, `disturbed` and `cache` are folders that hold one of each.
     """
     recipe = find_experiment(experiment) if isinstance(experiment, str) else experiment
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise UserError(f"--seed {seed}: give a whole number from 0 up, such as 42")
-    where, store = choose_device(device), Store.open(data)
-    if len(store) < recipe.train_pairs:
-        raise UserError(f"{data} holds {len(store)} pairs, {recipe.name} trains on {recipe.train_pairs}; collect more")
-    dataset = load_dataset(store, range(recipe.train_pairs), recipe.tie_break, images=recipe.visual)
-    mixture = None if cache is None or recipe.visual else mix(recipe, dataset, read_cache(cache, store))
-    config = Config(recipe, seed, dataset.fingerprint())
-    with torch_threads(threads), claimed(Path(out), STAGE_ONE) as folder:
-        check_same_run(folder, config)
-        run = Run(folder, config, dataset, mixture, where)
-        run.resume()
-        if stage_one is not None and run.update == 0:
-            run.adopt(stage_one)
-        if run.update < run.end:
-            drive(run, Validation(store, recipe, run.normalisation, where))
-        log.info(outcome(run, store.root))
+    where = choose_device(device)
+    if recipe.measured:
+        recipe, rows = load_own(recipe, Path(data), cache, disturbed)
+    else:
+        rows = load_worlds(recipe, Path(data), cache, disturbed)
+    config = Config(recipe, seed, "".join(r.dataset.fingerprint() for r in rows))
+    with torch_threads(threads), joined(where) as ranks:
+        folder = Path(out)
+        with claimed(folder, STAGE_ONE) if ranks.first else nullcontext():
+            if ranks.first:
+                check_same_run(folder, config)
+            run = Run(folder, config, rows, ranks)
+            if ranks.first:
+                run.resume()
+                if stage_one is not None and run.update == 0:
+                    run.adopt(stage_one)
+            run.tell()
+            if run.update < run.end:
+                judged = ranks.first and not recipe.measured  # without truth nothing is held out
+                held_out = [r.store for r in rows] if judged else []
+                drive(run, Validation(held_out, recipe, run.normalisation, ranks.device), quiet or not ranks.first)
+            if ranks.first:
+                log.info(outcome(run, Path(data)))
+
+
+@dataclass(frozen=True)
+class WorldRows:
+    """What is learned from one world."""
+
+    store: Store
+    dataset: Dataset
+    mixture: Mixture | None
+    lent: Lent | None
+
+
+def load_worlds(recipe: Experiment, data: Path, cache: Path | None, disturbed: Path | None) -> list[WorldRows]:
+    several = len(recipe.worlds) > 1
+    if recipe.disturbed and disturbed is None:
+        raise UserError(f"{recipe.name} also learns to recover: give --disturbed (`memcorr collect --disturbed`)")
+    if disturbed is not None and not recipe.disturbed:
+        raise UserError(f"--disturbed: {recipe.name} never trains on disturbed recordings")
+    if recipe.lent_errors and cache is None:
+        raise UserError(f"{recipe.name} learns from a matcher's errors from the start: give --cache (`memcorr match`)")
+
+    def of_world(folder: Path, world: str) -> Path:
+        return folder / world if several else folder
+
+    found = []
+    for world in recipe.worlds:  # complains before anything is read
+        store = Store.open(of_world(data, world))
+        recovering = None if disturbed is None else Store.open(of_world(disturbed, world))
+        if several and store.world != world:
+            raise UserError(f"{store.root} holds demonstrations of {store.world}, not of {world}")
+        if recovering is not None and (recovering.world, recovering.manifest.disturbed) != (store.world, True):
+            what = f"{'' if recovering.manifest.disturbed else 'un'}disturbed recordings of {recovering.world}"
+            raise UserError(f"--disturbed: {recovering.root} holds {what}, not disturbed ones of {store.world}")
+        if len(store) < recipe.train_pairs:
+            text = f"{store.root} holds {len(store)} pairs, {recipe.name} trains on {recipe.train_pairs}"
+            raise UserError(f"{text}; collect more")
+        found.append((world, store, recovering))
+    loaded = []
+    for world, store, recovering in tqdm(found, "rows", unit="world", leave=False, disable=not several):
+        dataset = load_dataset(store, range(recipe.train_pairs), recipe, recipe.visual, recovering)
+        mixture, lent = None, None
+        if cache is not None and not recipe.visual:
+            measured = read_cache(of_world(cache, world), store)
+            if recipe.lent_errors:
+                lent = Lent.of(dataset, checked(recipe, measured), recipe.lent_errors)
+            else:
+                mixture = mix(recipe, dataset, measured)
+        loaded.append(WorldRows(store, dataset, mixture, lent))
+    return loaded
+
+
+def load_own(
+    recipe: Experiment, data: Path, cache: Path | None, disturbed: Path | None
+) -> tuple[Experiment, list[WorldRows]]:
+    """The recipe as the recordings ask for it, and their rows."""
+    if cache is None:
+        raise UserError(f"{recipe.name} learns from what a matcher saw: give --cache (`memcorr match --data {data}`)")
+    if disturbed is not None:
+        raise UserError(f"--disturbed: {recipe.name} takes recordings that recover in --data, among the others")
+    store = Store.open(data)
+    seen = read_measured(cache, store)
+    if (seen.settings.lifting, seen.settings.phase) != (recipe.lifting, recipe.phase):
+        asked = f"`memcorr match --lifting {recipe.lifting} --phase {recipe.phase}`"
+        raise UserError(f"--cache was made for another lifting or phase than {recipe.name} has: make one with {asked}")
+    demonstrations = chosen(store, seen.settings.pairs)
+    recipe, both, said = fitted(recipe, demonstrations)
+    for line in said:
+        log.info(line)
+    dataset = load_measured(demonstrations, seen, recipe, both)
+    lent = Lent.measured(dataset, seen.disagreement, recipe.lent_errors)
+    return recipe, [WorldRows(store, dataset, None, lent)]
 
 
 def mix(recipe: Experiment, dataset: Dataset, cache: Cache) -> Mixture:
-    """What stage two of the recipe trains on; the cache must have been lifted its way."""
+    """What stage two of the recipe trains on."""
+    return Mixture.join(dataset, checked(recipe, cache), recipe.residual_limit_mm)
+
+
+def checked(recipe: Experiment, cache: Cache) -> Cache:
+    """The cache, if it was lifted the recipe's way."""
     if cache.lifting != recipe.lifting:
         needs = f"{recipe.name} needs “{recipe.lifting}”: make one with `memcorr match --lifting {recipe.lifting}`"
         raise UserError(f"--cache holds points lifted “{cache.lifting}”, {needs}")
-    return Mixture.join(dataset, cache, recipe.residual_limit_mm)
+    return cache
 
 
 def resolved(recipe: Experiment, seed: int) -> str:
@@ -217,19 +326,20 @@ def resolved(recipe: Experiment, seed: int) -> str:
     return json.dumps(content, indent=2)
 
 
-def drive(run: Run, validation: Validation) -> None:
+def drive(run: Run, validation: Validation, quiet: bool) -> None:
     """The loop: advance, report, save. A first Ctrl-C or SIGTERM stops between two updates and saves."""
-    metrics = Metrics(run.folder, run.update)
+    metrics = Metrics(run.folder, run.update) if run.ranks.first else None
     bar = tqdm(
         desc=f"{run.experiment.name} seed {run.config.seed}",
         total=run.end,
         initial=run.update,
         unit="update",
         smoothing=0.02,
+        disable=quiet,
     )
     started, since = time.perf_counter(), run.update
     with stop_requests() as requested, bar:
-        while run.update < run.end and not requested:
+        while run.update < run.end and not run.ranks.any(requested):
             stage = run.stage
             run.advance()
             bar.update()
@@ -239,20 +349,24 @@ def drive(run: Run, validation: Validation) -> None:
                 bar.set_postfix({k.removeprefix("loss_"): f"{v:.4f}" for k, v in means.items() if "loss" in k})
                 rate = (run.update - since) / (time.perf_counter() - started)
                 lr = run.experiment.learning_rate[stage]
-                metrics.write(run.update, stage=stage + 1, learning_rate=lr, updates_per_second=round(rate, 3), **means)
+                speed = {"learning_rate": lr, "updates_per_second": round(rate, 3)}
+                if metrics is not None:
+                    metrics.write(run.update, stage=stage + 1, **speed, **means)
                 started, since = time.perf_counter(), run.update
             if run.update % VALIDATE_EVERY == 0 or at_end:
                 losses = validation.losses(run.weights.ema_network)
-                if losses:
+                if losses and metrics is not None:
                     metrics.write(run.update, **losses)
             if run.update % SAVE_EVERY == 0 or at_end:
                 run.save()
-        if requested:
+        stopped = run.ranks.any(requested)
+        if stopped:
             run.save()
-    metrics.close()
-    if requested:
+    if metrics is not None:
+        metrics.close()
+    if stopped:
         log.info(f"stopped after update {run.update} of {run.end}")
-        listener = signal.getsignal(requested[0])
+        listener = signal.getsignal(requested[0]) if requested else None
         if callable(listener):  # whoever called may tell SIGTERM from Ctrl-C
             listener(requested[0], None)
         raise KeyboardInterrupt  # so that nobody goes on as if training were done

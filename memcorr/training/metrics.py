@@ -1,17 +1,30 @@
-"""`metrics.jsonl` and TensorBoard: what a run measured, without repeats after a resume."""
+"""What a run measures: running means and the loss on held-out pairs; `metrics.jsonl` and TensorBoard, without repeats
+after a resume."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
+from ..demos.store import Store
 from ..files import appending, forget_later_rows
+from ..policy.condition import Normalisation
+from .batches import Batch, Batches
+from .dataset import load_dataset
+from .experiments import Experiment
 
 METRICS, BOARD = "metrics.jsonl", "tensorboard"
+SEED = 80_99  # not a training seed: every run, whatever its seed, is judged on the same draws
+STANDARD_ROWS, PAIRS = 512, 128
+SLICE = 128  # rows per evaluation
 
 
 class RunningMeans:
@@ -54,3 +67,38 @@ class Metrics:
 
     def close(self) -> None:
         self.board.close()
+
+
+class Validation:
+    """Loss on held-out pairs, standard and paired apart, the same draws every time. Conditions are true relations
+    (or images) without dropout, in both stages."""
+
+    def __init__(
+        self, stores: Sequence[Store], experiment: Experiment, normalisation: Normalisation, device: torch.device
+    ) -> None:
+        plain = dataclasses.replace(experiment, condition_dropout=0.0, references=1, noises=1, turned=False)
+        self.batches: dict[str, Batch] = {}
+        for store in stores:
+            held_out = range(experiment.train_pairs, len(store))
+            if not held_out:
+                continue
+            draws = Batches(load_dataset(store, held_out, plain, plain.visual), normalisation, plain)
+            of, share = (f"_{store.world}", len(stores)) if len(stores) > 1 else ("", 1)
+            rows, pairs = STANDARD_ROWS // share, PAIRS // share
+            self.batches |= {
+                f"validation_standard{of}": draws.standard(np.random.default_rng([SEED, 0]), rows).to(device),
+                f"validation_paired{of}": draws.paired(np.random.default_rng([SEED, 1]), pairs).to(device),
+            }
+
+    @torch.no_grad()
+    def losses(self, network: nn.Module) -> dict[str, float]:
+        return {name: self._loss(network, batch) for name, batch in self.batches.items()}
+
+    @staticmethod
+    def _loss(network: nn.Module, batch: Batch) -> float:
+        total = 0.0
+        for start in range(0, len(batch.t), SLICE):
+            part = slice(start, start + SLICE)
+            eps_hat = network(batch.z_t[part], batch.t[part], batch.condition[part])
+            total += F.mse_loss(eps_hat, batch.eps[part], reduction="sum").item()
+        return total / batch.eps.numel()

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..correspondence.cache import Cache
-from ..correspondence.matches import Matches, residuals
+from ..correspondence.matches import Matches, carried, residuals
 from ..errors import UserError
-from ..spec import TASKS, Array
+from ..spec import SPEC, TASKS, Array
 from .dataset import Dataset, Rows
 
 RESIDUAL_PERCENTILE = 95.0  # unless a limit is given; the paper's 20.034 mm is this percentile of its RoMa v2 cache
@@ -68,6 +68,55 @@ class Mixture:
         digest = hashlib.sha256(np.ascontiguousarray(self.rows).tobytes())
         digest.update(np.ascontiguousarray(self.cache.matches.p_live).tobytes())
         return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Lent:
+    """Points that a matcher chose and the errors it made, lent to other rows of the same object: what it measured on
+    some rows then teaches on all of them, disturbed ones and any phase included."""
+
+    points: Array  # (R, 16, 3) in the moving body's frame
+    error: Array  # (R, 16, 3) of the live points, metres, world frame
+    confidence: Array  # (R, 16)
+    valid: NDArray[np.bool_]  # (R, 16)
+    largest: float  # errors are taken up to so many times
+    own: bool = False  # points are lent to nobody, only errors are: without truth nobody knows where they belong
+
+    @staticmethod
+    def of(dataset: Dataset, cache: Cache, largest: float) -> Lent:
+        d, matches = cache.demonstration, cache.matches
+        T_ref = dataset.object_pose[dataset.reference[d], cache.reference_frame]
+        gap = np.linalg.norm(
+            cache.p_live_true - carried(dataset.object_pose[d, cache.anchor] @ np.linalg.inv(T_ref), matches.p_ref),
+            axis=-1,
+        )
+        if gap[matches.valid].size == 0 or gap[matches.valid].max() > SAME_DATA:
+            raise UserError("the cache was made for other data; make one for this data with `memcorr match`")
+        enough = matches.valid.sum(axis=1) >= SPEC.min_valid
+        points = carried(np.asarray(np.linalg.inv(T_ref), np.float64), matches.p_ref)
+        return Lent(points[enough], cache.residual[enough], matches.confidence[enough], matches.valid[enough], largest)
+
+    @staticmethod
+    def measured(dataset: Dataset, errors: Array, largest: float) -> Lent:
+        """Each row keeps its own points; errors (E, 16, 3) are what the matcher disagrees with itself by."""
+        assert dataset.measured is not None
+        d = dataset.windows.demonstration
+        T_ref = dataset.object_pose[dataset.reference[d], dataset.reference_frame]
+        points = carried(np.asarray(np.linalg.inv(T_ref), np.float64), dataset.measured.p_ref)
+        kept = dataset.measured
+        return Lent(points, errors, kept.confidence, kept.valid, largest, own=True)
+
+    def draw(self, rng: np.random.Generator, size: int) -> tuple[Rows, Array]:
+        """Whose points, and how many times their errors; a quarter are free of error."""
+        factor = rng.uniform(0.0, self.largest, size) * (rng.random(size) < 0.75)
+        return rng.integers(0, len(self.error), size), factor
+
+    def matches(self, T_ref: Array, T_live: Array, lenders: Rows, factor: Array, rows: Rows | None = None) -> Matches:
+        """Of `rows`, with their references and live scenes posed like this; who lends points need not know which."""
+        whose = rows if self.own and rows is not None else lenders
+        points, valid = self.points[whose], self.valid[whose]
+        p_live = carried(T_live, points) + factor[:, None, None] * np.where(valid[..., None], self.error[lenders], 0.0)
+        return Matches(carried(T_ref, points), p_live, self.confidence[whose], valid)
 
 
 def _checked_rows(dataset: Dataset, cache: Cache) -> Rows:

@@ -6,6 +6,8 @@ may round differently for differently aligned operands and a resumed run must no
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -77,10 +79,12 @@ class Weights:
         }
         self.optimizer.state[parameter] = self.moments
 
-    def step(self, loss: Tensor) -> Tensor:
-        """Backward, clip to the global norm, AdamW, EMA. Returns the norm before clipping."""
+    def step(self, loss: Tensor, add_up: Callable[[Tensor], Tensor] = lambda gradient: gradient) -> Tensor:
+        """Backward, clip to the global norm, AdamW, EMA. Returns the norm before clipping. `add_up` brings the parts
+        of a batch together."""
         self.gradient.zero_()
         loss.backward()
+        add_up(self.gradient)
         norm = torch.linalg.vector_norm(self.gradient)
         self.gradient.mul_((self.experiment.gradient_norm / (norm + 1e-6)).clamp(max=1.0))
         self.optimizer.step()

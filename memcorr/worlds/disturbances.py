@@ -29,6 +29,7 @@ class Kind:
 
 
 KINDS: dict[str, Kind] = {
+    "other-task": Kind(48, 150, "so many steps of the other task were done before the episode begins", whole=True),
     "start": Kind(0.2, 1.0, "the joint starts at this share of its neutral range, 0 beside the second task's goal"),
     "set-back": Kind(0.5, 1.0, "the object is set back to its start once it is this share of the way to being done"),
     "bump": Kind(0.05, 0.2, "the hand is pushed by so many metres in mid-episode"),

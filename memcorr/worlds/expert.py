@@ -11,14 +11,23 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..spec import DOOR, Array, Task
+from ..spec import DOOR, Array, Task, opposite
 from .pairs import Grip
+from .scenes import Scene
 from .world import GRIPPER_COMMAND, MOCAP_LOW, World
 
 GAIN = 8.0  # action per metre of error
 REACH = MOCAP_LOW[:2] + 0.01  # never press against the edge of the workspace
 SPEED = 0.6  # longest displacement per step, in units of action
 WORK = 0.19  # height of the hand while it pushes the door (its fingertips are 45 mm lower)
+
+
+def begin(world: World, scene: Scene, task: Task) -> None:
+    """Resets the world; where the other task was under way before this one, it is left off in the middle."""
+    world.reset(scene)
+    before = next((int(d.size) for d in scene.disturbances if d.kind == "other-task"), 0)
+    for _ in range(before):
+        world.step(act(world, opposite(task, scene.world)))
 
 
 def smoothstep(x: float, lo: float, hi: float) -> float:

@@ -24,6 +24,13 @@ OBJECT_GROUP = 5  # groups 0-2 hold what is seen, 4 the collision shapes
 LARGE_MESH = 2000  # faces; only the robot's meshes have more
 COARSE = 0.006  # metres; a pixel covers about 8 mm of the door
 
+Size = int | tuple[int, int]  # one side of a square image, or (height, width); pixels
+
+
+def both_sides(size: Size) -> tuple[int, int]:
+    """Height and width."""
+    return (size, size) if isinstance(size, int) else size
+
 
 def coarsen(model: mujoco.MjModel, mesh: int, cell: float) -> None:
     """Draw `mesh` with one vertex per cell of a grid; faces that collapse are dropped."""
@@ -44,10 +51,11 @@ def coarsen(model: mujoco.MjModel, mesh: int, cell: float) -> None:
 class Renderer:
     """Owns the process's GL context. Make one per process, in the process that uses it."""
 
-    def __init__(self, model: mujoco.MjModel, camera: str, object_body: int, max_size: int = 128) -> None:
+    def __init__(self, model: mujoco.MjModel, camera: str, object_body: int, max_size: Size = 128) -> None:
         self.model = model = copy(model)
         model.vis.quality.offsamples = 0
-        model.vis.global_.offwidth = model.vis.global_.offheight = max_size
+        height, width = both_sides(max_size)
+        model.vis.global_.offwidth, model.vis.global_.offheight = width, height
         self._camera = model.camera(camera).id
         self._viewpoint = mujoco.MjvCamera()
         self._viewpoint.type = mujoco.mjtCamera.mjCAMERA_FIXED
@@ -68,7 +76,7 @@ class Renderer:
         for flag in ("SHADOW", "REFLECTION", "SKYBOX", "HAZE"):
             self._scene.flags[getattr(mujoco.mjtRndFlag, f"mjRND_{flag}")] = 0
 
-        self._gl, self._context = open_context(model, max_size)
+        self._gl, self._context = open_context(model, max(height, width))
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
         self._context.readDepthMap = mujoco.mjtDepthMap.mjDEPTH_ZEROFAR
         atexit.register(self.close)  # before the interpreter takes the GL libraries away
@@ -78,7 +86,7 @@ class Renderer:
         self.model.geom_group[:] = self._groups
         self.model.geom_group[(self.model.geom_bodyid == body) & (self._groups <= 2)] = OBJECT_GROUP
 
-    def camera(self, data: mujoco.MjData, size: int) -> Camera:
+    def camera(self, data: mujoco.MjData, size: Size) -> Camera:
         """Intrinsics from the field of view, extrinsics from the camera's current pose."""
         T = np.eye(4)
         T[:3, :3] = data.cam_xmat[self._camera].reshape(3, 3) * np.array([1.0, -1.0, -1.0])
@@ -86,12 +94,12 @@ class Renderer:
         return Camera.from_fovy(float(self.model.cam_fovy[self._camera]), size, T)
 
     def render(
-        self, data: mujoco.MjData, size: int
+        self, data: mujoco.MjData, size: Size
     ) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.bool_], Camera]:
-        """RGB (size, size, 3), metric depth (size, size), object mask (size, size), camera."""
+        """RGB (H, W, 3), metric depth (H, W), object mask (H, W), camera."""
         camera = self.camera(data, size)
         self._gl.make_current()
-        rgb = np.empty((size, size, 3), np.uint8)
+        rgb = np.empty((*both_sides(size), 3), np.uint8)
         z_all = self._draw(data, self._everything, size, rgb)
         z_object = self._draw(data, self._object_only, size, None)
         rgb[z_all == 0] = SKY
@@ -99,13 +107,14 @@ class Renderer:
         return rgb[::-1].copy(), self._metric(z_all)[::-1].copy(), mask[::-1].copy(), camera
 
     def _draw(
-        self, data: mujoco.MjData, option: mujoco.MjvOption, size: int, rgb: NDArray[np.uint8] | None
+        self, data: mujoco.MjData, option: mujoco.MjvOption, size: Size, rgb: NDArray[np.uint8] | None
     ) -> NDArray[np.float32]:
         """Draws what `option` selects; returns the raw (reversed, 0 = far) depth buffer."""
         mujoco.mjv_updateScene(self.model, data, option, None, self._viewpoint, mujoco.mjtCatBit.mjCAT_ALL, self._scene)
-        view = mujoco.MjrRect(0, 0, size, size)
+        height, width = both_sides(size)
+        view = mujoco.MjrRect(0, 0, width, height)
         mujoco.mjr_render(view, self._scene, self._context)
-        depth = np.empty((size, size), np.float32)
+        depth = np.empty((height, width), np.float32)
         mujoco.mjr_readPixels(rgb, depth, view, self._context)
         return depth
 

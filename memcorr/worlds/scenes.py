@@ -44,6 +44,12 @@ class Scene:
     disturbances: tuple[Disturbance, ...] = ()  # what happens in it, and to what is seen of it
 
 
+# Sizes of what happens in recordings that recover, and what sets their positions apart from the others'.
+RECORDED = {"start": (0.02, 0.98), "action-noise": (0.1, 0.5), "set-back": (0.2, 0.9), "bump": (0.02, 0.1)}
+RECORDED["shift"] = (0.01, 0.05)
+LEFT_OFF = (8, 52)  # steps of the other task before recordings that begin there; a closed door leaves no way back
+DISTURBED_SEED = 1_000_003
+
 # One after the other in the condition "disturbed": what moves the object, the hand or the controls, then the sensors.
 SUITE = (
     "",  # nothing, to compare with
@@ -78,6 +84,26 @@ def demonstration_scenes(seed: int = 0, pairs: int = SPEC.pairs, world: str = DO
     lo, hi = SPEC.band_train
     positions = (lo + sampler.random(SPEC.pairs) * (hi - lo))[:pairs]
     return [Scene("demonstrations", i, seed, (float(x), float(y)), world=world) for i, (x, y) in enumerate(positions)]
+
+
+def disturbed_scenes(seed: int = 0, pairs: int = SPEC.pairs, world: str = DOOR) -> list[Scene]:
+    """Configurations to learn recovering from: training positions, most of them disturbed in one way or in several.
+
+    Half of them start somewhere else in the neutral range, half have noise on what the robot executes, and three in
+    four are interfered with on the way: the object set back, the hand pushed, or the base moved. The last twenty of a
+    hundred begin where the other task was left off instead, so that the two tasks of a pair start apart.
+    """
+    scenes = []
+    for scene in demonstration_scenes(seed + DISTURBED_SEED, pairs, world):
+        rng = drawn(scene, "recording")
+        if scene.index >= SPEC.train_pairs:
+            scenes.append(disturb(scene, Disturbance("other-task", int(rng.integers(*LEFT_OFF)))))
+            continue
+        sizes = {kind: float(rng.uniform(*band)) for kind, band in RECORDED.items()}
+        wanted = rng.choice(["", "set-back", "bump", "shift"])
+        chosen = [kind for kind in ("start", "action-noise") if rng.random() < 0.5] + [str(wanted)] * bool(wanted)
+        scenes.append(disturb(scene, *(Disturbance(kind, round(sizes[kind], 4)) for kind in chosen)))
+    return scenes
 
 
 def evaluation_scenes(condition: TestSet, seed: int = 0, count: int | None = None, world: str = DOOR) -> list[Scene]:

@@ -15,14 +15,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.spatial.transform import Rotation
 
-from ..frames import Frame, look_at
+from ..errors import UserError
+from ..frames import Camera, Frame, look_at
 from ..spec import DOOR, SPEC, Array, Task
 from .gl import mujoco
 from .pairs import Pair, find_pair
@@ -43,6 +46,45 @@ AWAY = np.array([5.0, 5.0, 0.0])  # where an object is parked while the hand set
 CAMERA_NAME = "memcorr"
 CAMERA_OFFSET = np.array([0.75, 0.1, 0.85]) - np.array([0.0, 0.6, 0.15])  # of the door's camera from what it looks at
 CAMERA_FOVY = 45.0
+
+
+@dataclass(frozen=True)
+class View:
+    """A camera of somebody else's instead of the pair's own; hashable, so that worlds can be shared."""
+
+    position: tuple[float, float, float]  # metres, world frame
+    rotation: tuple[float, ...]  # 9, row by row: OpenCV camera axes -> world
+    fovy: float  # degrees
+    size: tuple[int, int]  # height and width, pixels
+
+    @staticmethod
+    def of(camera: Camera, height: int, width: int) -> View:
+        """The same camera, if it can be drawn: square pixels, its principal point in the middle."""
+        K, T = camera.K, camera.T_world_cam
+        off = max(abs(K[0, 2] - width / 2), abs(K[1, 2] - height / 2))
+        if abs(K[0, 0] / K[1, 1] - 1) > 1e-3 or off > 0.5 or abs(K[0, 1]) > 1e-6:
+            raise UserError(
+                "the camera cannot be drawn: fx and fy have to be equal, cx and cy in the middle of the image"
+            )
+        fovy = float(np.degrees(2 * np.arctan(0.5 * height / K[1, 1])))
+        x, y, z = map(float, T[:3, 3])
+        return View((x, y, z), tuple(map(float, T[:3, :3].ravel())), fovy, (height, width))
+
+    @property
+    def T_world_cam(self) -> Array:
+        T = np.eye(4)
+        T[:3, :3], T[:3, 3] = np.reshape(self.rotation, (3, 3)), self.position
+        return T
+
+
+def turned_view(view: View, target: Array, azimuth_deg: float, elevation_deg: float) -> Array:
+    """`T_world_cam` after turning it about the vertical axis through `target`, and up."""
+    T, offset = view.T_world_cam, np.array(view.position) - target
+    level = np.cross(offset, [0.0, 0.0, 1.0])
+    up = Rotation.from_rotvec(np.radians(elevation_deg) * level / max(float(np.linalg.norm(level)), 1e-9))
+    R = (Rotation.from_rotvec([0.0, 0.0, np.radians(azimuth_deg)]) * up).as_matrix()
+    T[:3, :3], T[:3, 3] = R @ T[:3, :3], target + R @ offset
+    return T
 
 
 def camera_pose(pair: Pair, azimuth_deg: float = 0.0, elevation_deg: float = 0.0) -> Array:
@@ -73,8 +115,9 @@ def build_model(scene: str, furnish: Callable[[mujoco.MjSpec], None] | None = No
 class World:
     """One simulated scene. Rendering starts lazily: one GL context per process."""
 
-    def __init__(self, pair: Pair | str = DOOR) -> None:
+    def __init__(self, pair: Pair | str = DOOR, view: View | None = None) -> None:
         self.pair = pair = find_pair(pair) if isinstance(pair, str) else pair
+        self.view = view  # instead of the pair's own camera
         self.model = model = build_model(pair.scene)
         self.data = mujoco.MjData(model)
         self._placed = [(model.body(name).id, np.array(offset)) for name, offset in pair.placed.items()]
@@ -96,7 +139,10 @@ class World:
 
     @cached_property
     def renderer(self) -> Renderer:
-        return Renderer(self.model, CAMERA_NAME, self._body)
+        if self.view is None:
+            return Renderer(self.model, CAMERA_NAME, self._body)
+        self.model.cam_fovy[self._camera] = self.view.fovy
+        return Renderer(self.model, CAMERA_NAME, self._body, self.view.size)
 
     def _settle(self) -> Array:
         """The robot at rest at the shared start, as a full MuJoCo integration state; `reset` places the object."""
@@ -173,7 +219,10 @@ class World:
         self.data.qvel[self.model.jnt_dofadr[joint]] = 0.0
 
     def set_camera(self, azimuth_deg: float, elevation_deg: float = 0.0) -> None:
-        T = camera_pose(self.pair, azimuth_deg, elevation_deg)
+        if self.view is None:
+            T = camera_pose(self.pair, azimuth_deg, elevation_deg)
+        else:
+            T = turned_view(self.view, np.array(self.pair.look_at), azimuth_deg, elevation_deg)
         R_mujoco = T[:3, :3] * np.array([1.0, -1.0, -1.0])  # MuJoCo cameras look along -z, y up
         self.model.cam_pos[self._camera] = T[:3, 3]
         mujoco.mju_mat2Quat(self.model.cam_quat[self._camera], R_mujoco.flatten())
@@ -261,11 +310,12 @@ class World:
 
     def observe(self) -> Frame:
         """What the policy may see: RGB-D, visible mask of the object, camera, robot state, gripper."""
-        rgb, depth, mask, camera = self.renderer.render(self.data, SPEC.image_size)
+        size = SPEC.image_size if self.view is None else self.view.size
+        rgb, depth, mask, camera = self.renderer.render(self.data, size)
         return Frame(rgb, depth, mask, camera, self.robot_state, self.gripper)
 
 
 @cache
-def shared_world(name: str = DOOR) -> World:
+def shared_world(name: str = DOOR, view: View | None = None) -> World:
     """The world of this name in this process; the renderers of several share nothing but the process."""
-    return World(name)
+    return World(name, view)

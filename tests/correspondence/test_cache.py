@@ -5,16 +5,26 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from memcorr.correspondence.cache import beside_the_paper, build_cache, choose_rows, error_table, read_cache
+from memcorr.correspondence.cache import (
+    beside_the_paper,
+    build_cache,
+    choose_rows,
+    error_table,
+    match_demonstration,
+    read_cache,
+)
+from memcorr.correspondence.evaluate import _present
 from memcorr.correspondence.matches import residuals
 from memcorr.demos.collect import collect
 from memcorr.demos.phase import closest_frames, reference_phase, training_reference
 from memcorr.demos.store import Store
 from memcorr.errors import UserError
+from memcorr.files import write_json
 from memcorr.spec import SPEC
 
 
@@ -85,12 +95,44 @@ def test_cache_of_other_demonstrations_is_refused(store: Store, cache_folder: Pa
         read_cache(tmp_path, store)
 
 
+def test_killed_when_all_was_joined_it_still_tidies_up(store: Store, cache_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(cache_folder, tmp_path / "cache")
+    before = sorted(path.name for path in folder.iterdir())
+    (folder / "shard-001.safetensors").write_bytes(b"what was joined")
+    build_cache(store, folder, "flow", pairs=2, rows=60, workers=1)
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
 def test_damaged_cache_is_named(store: Store, cache_folder: Path, tmp_path: Path) -> None:
     broken = shutil.copytree(cache_folder, tmp_path / "broken")
     data = (broken / "cache.safetensors").read_bytes()
     (broken / "cache.safetensors").write_bytes(data[: len(data) // 2])
     with pytest.raises(UserError, match="damaged"):
         read_cache(broken, store)
+
+
+def test_tables_of_live_scenes_say_what_they_are_about(tmp_path: Path) -> None:
+    about = {"matcher": "flow", "lifting": "rigid", "world": "door", "setting": "camera", "scene_seed": 0}
+    path = tmp_path / "matching.json"
+    write_json(path, {"tables": [about]})
+    assert _present(path) == [about] and _present(tmp_path / "nothing") == []
+    for wrong in ({}, {**about, "scene_seed": "x"}, {**about, "world": None}):
+        write_json(path, {"tables": [about, wrong]})
+        with pytest.raises(UserError, match=r"matching\.json is damaged \(.*; delete it"):
+            _present(path)
+
+
+def test_without_any_point_there_is_no_cache(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its errors would be those of nothing."""
+    one = match_demonstration
+
+    def unseen(*arguments: Any) -> dict[str, Any]:
+        rows = one(*arguments)
+        return rows | {"valid": np.zeros_like(rows["valid"])}
+
+    monkeypatch.setattr("memcorr.correspondence.cache.match_demonstration", unseen)
+    with pytest.raises(UserError, match="flow found no point of any row again"):
+        build_cache(store, tmp_path / "cache", "flow", pairs=2, rows=8, workers=1)
 
 
 def test_ties_are_broken_by_elapsed_time() -> None:

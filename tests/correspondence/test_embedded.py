@@ -88,6 +88,8 @@ def test_interrupted_training_ends_with_the_same_weights(
     train(TINY, tmp_path, workers=1)
     a, b = (load_file(folder / "embedded.safetensors") for folder in (practised, tmp_path))
     assert all(torch.equal(a[k], b[k]) for k in a)
+    rows = [[json.loads(row) for row in (f / "metrics.jsonl").read_text().splitlines()] for f in (practised, tmp_path)]
+    assert rows[0] and rows[0] == rows[1], "no row twice, none lost"
 
 
 def test_finished_and_foreign_folders(practised: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -32,49 +32,9 @@ from memcorr.errors import UserError
 from memcorr.frames import Camera, Frame
 from memcorr.runs import TEMPORARY
 from memcorr.spec import SPEC, TASKS, Task
-from memcorr.worlds.scenes import Scene
+from memcorr.worlds.scenes import DISTURBED_SEED, Scene
 
-# A disk that is full, for files on their way to becoming whole: from the Nth write on, or at the Nth alone,
-# or once it has taken so many bytes.
-FULL_DISK = r"""
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-static long room = -1, at = -1, once, writes;
-void disk(long bytes, long nth, long alone) { room = bytes; at = nth; once = alone; writes = 0; }
-long written(void) { return writes; }
-__attribute__((constructor)) static void begin(void) {
-    if (getenv("DISK_BYTES")) room = atol(getenv("DISK_BYTES"));
-    if (getenv("DISK_WRITE")) at = atol(getenv("DISK_WRITE")), once = 1;
-}
-static ssize_t taken(int fd, size_t wanted) {
-    char link[64], name[4096], end[] = ".memcorr-tmp";
-    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    ssize_t n = readlink(link, name, sizeof name), k = sizeof end - 1;
-    if (n < k || memcmp(name + n - k, end, k)) return wanted;
-    writes++;
-    if (at >= 0 && (once ? writes == at : writes >= at)) return -1;
-    if (room < 0) return wanted;
-    if (room == 0) return -1;
-    if (wanted > (size_t)room) wanted = room;
-    room -= wanted;
-    return wanted;
-}
-#define PASS(call) ssize_t size = taken(fd, n); if (size < 0) { errno = ENOSPC; return -1; } return call
-ssize_t write(int fd, const void *b, size_t n) {
-    PASS(((ssize_t (*)(int, const void *, size_t))dlsym(RTLD_NEXT, "write"))(fd, b, size));
-}
-ssize_t pwrite(int fd, const void *b, size_t n, off_t o) {
-    PASS(((ssize_t (*)(int, const void *, size_t, off_t))dlsym(RTLD_NEXT, "pwrite"))(fd, b, size, o));
-}
-ssize_t pwrite64(int fd, const void *b, size_t n, off64_t o) {
-    PASS(((ssize_t (*)(int, const void *, size_t, off64_t))dlsym(RTLD_NEXT, "pwrite64"))(fd, b, size, o));
-}
-"""
+DISK = Path(__file__).parents[1] / "torture/disk.c"
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +43,8 @@ def full_disk(tmp_path_factory: pytest.TempPathFactory) -> str:
     if compiler is None or not sys.platform.startswith("linux"):
         pytest.skip("needs Linux and a C compiler")
     folder = tmp_path_factory.mktemp("disk")
-    (folder / "disk.c").write_text(FULL_DISK)
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "disk.c", "-o", "disk.so", "-ldl"], cwd=folder, check=True)
+    command = [compiler, "-shared", "-fPIC", "-O1", str(DISK), "-o", "disk.so", "-ldl"]
+    subprocess.run(command, cwd=folder, check=True)
     return str(folder / "disk.so")
 
 
@@ -177,8 +137,8 @@ if __name__ == "__main__":
 
 def fake_record(root: Path, scene: Scene, task: Task, steps: int = 60, size: int = 32) -> None:
     time.sleep(float(os.environ.get("RECORDING_SECONDS", "0")))
-    arrays = made_up(scene.index, task, steps, size)
-    write_demonstration(demonstration_path(root, scene.index, task), u=scene.u, **arrays)
+    arrays, wrong = made_up(scene.index, task, steps, size), " ".join(map(str, scene.disturbances))
+    write_demonstration(demonstration_path(root, scene.index, task), u=scene.u, disturbances=wrong, **arrays)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -404,6 +364,18 @@ def test_a_lost_manifest_does_not_let_files_be_relabelled(copy: Path) -> None:
     assert not (copy / "collection.json").exists()
     collect(copy, pairs=2, workers=1)
     assert contents(copy) == before
+
+
+def test_nor_recordings_that_recover_as_plain_ones(faking: None, tmp_path: Path) -> None:
+    """They stand where the plain ones of another seed stand; as references they would show how to be pushed about."""
+    collect(tmp_path, pairs=3, workers=1, disturbed=True)
+    before = contents(tmp_path)
+    (tmp_path / "collection.json").unlink()
+    with pytest.raises(UserError, match=r"\.h5 was recorded with .*=.* going wrong in it; choose another --out"):
+        collect(tmp_path, pairs=3, seed=DISTURBED_SEED, workers=1)
+    assert not (tmp_path / "collection.json").exists()
+    collect(tmp_path, pairs=3, workers=1, disturbed=True)
+    assert contents(tmp_path) == before
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", '{"layout": 1, "seed": 0}', '{"layout": 1, "seed": 0, "pairs": "2"}'])

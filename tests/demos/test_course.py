@@ -7,7 +7,7 @@ import pytest
 from scipy.spatial.transform import Rotation
 
 from memcorr.correspondence.matches import ground_truth_matches, motion_of, retimed
-from memcorr.demos.course import Course, Progress, interpolated, seen_phase
+from memcorr.demos.course import Course, Progress, expected_phase, interpolated, seen_phase
 from memcorr.demos.store import Demonstration, Store
 from memcorr.spec import SPEC, TASKS, Array, Task
 from memcorr.worlds.pairs import HANDLE_POINTS
@@ -29,7 +29,7 @@ def follow(course: Course, motions: Array, gripper: Array, noise: float = 0.0) -
     for t in range(0, len(motions), SPEC.executed):
         motion = motions[t].copy()
         motion[:3, 3] += rng.normal(0, noise, 3)
-        before = seen_phase(course, motion, gripper[t], before, SPEC.executed)
+        before = seen_phase(course, motion, gripper[t], before, t)
         phases.append(before.phase)
     return phases
 
@@ -42,6 +42,14 @@ def test_undisturbed_it_is_the_clock(store: Store, task: Task, noise: float) -> 
     phases = follow(course, poses(live) @ np.linalg.inv(poses(store.demonstration(0, task))[0]), live.gripper, noise)
     clock = np.minimum(np.arange(0, len(live), SPEC.executed), SPEC.last_anchor)
     assert np.abs(np.array(phases) - clock)[clock < 80].max() <= 2 * SPEC.executed
+
+
+def test_looks_are_at_every_eighth_frame_of_any_reference() -> None:
+    assert expected_phase(None, 40, 200) == 0
+    for length in (17, 120, 200, 263):
+        for phase in range(0, length - 16):
+            j = expected_phase(Progress(phase, np.zeros(3), 80), 88, length)
+            assert j % 8 == 0 and j <= length - 16 and abs(j - min(phase + 8, length - 16)) < 8
 
 
 @pytest.mark.parametrize("task", TASKS)

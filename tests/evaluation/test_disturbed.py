@@ -21,6 +21,7 @@ from memcorr.frames import Frame
 from memcorr.policy.policy import Plan
 from memcorr.spec import SPEC
 from memcorr.training.dataset import load_dataset
+from memcorr.training.experiments import Experiment
 from memcorr.worlds.disturbances import KINDS, Disturbance
 from memcorr.worlds.pairs import find_pair
 from memcorr.worlds.scenes import Scene, disturb, evaluation_scenes
@@ -75,7 +76,7 @@ def test_another_world_from_recording_to_rows(checkpoints: dict[str, str], tmp_p
     collect(drawer, pairs=1, workers=1, world="drawer")
     store = Store.open(drawer)
     assert (store.world, store.demonstration(0, "close").world) == ("drawer", "drawer")
-    dataset = load_dataset(store, range(1), "elapsed", images=False)
+    dataset = load_dataset(store, range(1), Experiment())
     first = dataset.ground_truth(np.array([0]))
     assert np.allclose(first.p_ref, carried(dataset.object_pose[:1, 0], find_pair("drawer").points))
     rows = evaluate(

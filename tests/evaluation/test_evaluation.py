@@ -26,7 +26,7 @@ from memcorr.errors import UserError
 from memcorr.evaluation import controllers
 from memcorr.evaluation.controllers import PolicyController, make_controller, rollout_noise
 from memcorr.evaluation.episodes import EPISODES, Episode, find_episodes, read_episodes
-from memcorr.evaluation.evaluate import evaluate, find_subject, list_jobs, settle
+from memcorr.evaluation.evaluate import evaluate, find_subject, list_jobs, settle, usual
 from memcorr.evaluation.intervention import Intervention
 from memcorr.evaluation.rollout import LANES, Answer, Decision, Job, roll_out
 from memcorr.policy.checkpoint import write_model
@@ -162,9 +162,7 @@ def test_another_checkpoint_never_completes_a_file(
     torch.manual_seed(1)
     other = tmp_path / "other"
     network = experiment.build()
-    write_model(
-        other, Config(experiment, 42, "none").json(), network, measure(dataset.windows, None), experiment.total_updates
-    )
+    write_model(other, Config(experiment, 42, "none").json(), network, measure([dataset]), experiment.total_updates)
     with pytest.raises(UserError, match="another checkpoint"):
         evaluate(str(other), one_worker, shown=TRUE, scenes=range(2), data=store.root)
 
@@ -335,7 +333,7 @@ def test_interventions_change_what_the_policy_is_shown(checkpoints: dict[str, st
         matches = permute_pairs(matches) if permuted else matches
         relations = build_relations(matches, frame.gripper, demonstration.gripper, j)
         assert relations.valid.all()
-        request = Request(frame, rollout_noise(42, decision), demonstration.gripper, j, matches)
+        request = Request(frame, rollout_noise(42, decision), demonstration, j, matches)
         return policy.plan([request], LANES)[0].actions
 
     assert np.array_equal(chunk(), expected("open", 16))
@@ -400,7 +398,7 @@ def test_the_shipped_policy_does_as_the_reference_shows(store: Store, tmp_path: 
         rows = evaluate(
             "shipped",
             tmp_path,
-            shown=Intervention(reference=reference),  # type: ignore[arg-type]
+            shown=usual("shipped", Intervention(reference=reference)),  # type: ignore[arg-type]
             scene_seed=5,
             scenes=[0, 1],
             data=store.root,
@@ -411,7 +409,7 @@ def test_the_shipped_policy_does_as_the_reference_shows(store: Store, tmp_path: 
 
 @pytest.mark.slow
 def test_the_phase_may_come_from_what_is_seen(store: Store, tmp_path: Path) -> None:
-    """The shipped policy, which was trained on a clock, does as well where nothing disturbs it; any weights will do."""
+    """A policy that was trained on a clock does as well where nothing disturbs it; any weights will do."""
     own = tmp_path / "mine.safetensors"
     shutil.copy(WEIGHTS, own)
     shown = Intervention(matcher=str(own), phase_from="seen")

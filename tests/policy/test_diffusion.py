@@ -19,13 +19,15 @@ from memcorr.policy.diffusion import (
     ddim_step,
     ddim_timesteps,
     guided,
+    noise_of,
     paired_noise,
     q_sample,
+    velocity,
 )
 from memcorr.policy.sampler import make_sampler
 from memcorr.policy.transformer import ActionTransformer, VisualTransformer
 from memcorr.policy.unet import VisualUNet
-from memcorr.spec import Schedule
+from memcorr.spec import Prediction, Schedule
 
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 
@@ -125,6 +127,26 @@ def test_a_perfect_denoiser_returns_the_clean_chunk() -> None:
     assert torch.allclose(ddim_sample(oracle, torch.randn(2, 16, 4)), x_0, atol=1e-3)
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("steps", [5, 20])
+def test_a_velocity_stands_for_the_noise_and_the_clean_chunk(schedule: Schedule, steps: int) -> None:
+    x_0, eps = torch.randn(2, 20, 16, 4, dtype=torch.float64)
+    t = torch.tensor(ddim_timesteps())
+    z_t = q_sample(x_0, eps, t, schedule)
+    v = velocity(x_0, eps, t, schedule)
+    for i, c in enumerate(ddim_coefficients(schedule)):
+        assert torch.allclose(noise_of(v[i], z_t[i], c), eps[i])
+        assert torch.allclose(c[0] * z_t[i] - c[1] * v[i], x_0[i])
+    alpha_bar, clean = alpha_bars(schedule), x_0[:1].clamp(-3, 3)
+
+    def oracle(z: Tensor, t: Tensor) -> Tensor:
+        a = alpha_bar[t].view(-1, 1, 1)
+        return velocity(clean, (z - a.sqrt() * clean) / (1 - a).sqrt(), t, schedule)
+
+    noise = torch.randn(1, 16, 4, dtype=torch.float64)
+    assert torch.allclose(ddim_sample(oracle, noise, schedule, steps, "velocity"), clean, atol=1e-6)
+
+
 @pytest.mark.parametrize("guidance", [1.0, 1.5])
 @pytest.mark.parametrize("size", [1, 5])
 def test_fast_sampler_equals_forty_full_evaluations(size: int, guidance: float) -> None:
@@ -133,6 +155,9 @@ def test_fast_sampler_equals_forty_full_evaluations(size: int, guidance: float) 
     noise = torch.randn(size, 16, 4)
     expected = straightforward_sample(from_ours(network).eval(), condition, noise, guidance)
     assert torch.allclose(make_sampler(network, guidance).sample(condition, noise), expected, atol=1e-4)
+    how: tuple[Schedule, int, Prediction] = ("cosine", 10, "velocity")
+    expected = straightforward_sample(from_ours(network).eval(), condition, noise, guidance, *how)
+    assert torch.allclose(make_sampler(network, guidance, *how).sample(condition, noise), expected, atol=1e-4)
 
 
 def test_a_sample_does_not_depend_on_its_neighbours() -> None:

@@ -18,10 +18,19 @@ from memcorr.files import CHECK
 ROOT = Path(__file__).parents[2]
 
 
+QUICK = {
+    "train": ["--set", "updates=[2,1]", "batch=8", "--out", "runs/memcorr-measured-42"],
+    "evaluate": ["--scenes", "0", "--tasks", "open", "--workers", "1"],
+}
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "memcorr", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment())
 
 
 @pytest.mark.parametrize(("package", "verb"), [("pyarrow", "import_lerobot"), ("mcap", "import_mcap")])
@@ -48,12 +57,17 @@ def test_every_command_of_the_page_runs(
     (theirs / "calibration.json").write_text(json.dumps(sidecars["calibration"]))
     (theirs / "mapping.json").write_text(json.dumps(sidecars["lerobot"]))
     (ros / "mapping.json").write_text(json.dumps(sidecars["mcap"]))
-    verbs = [" ".join(command[1:3]) for command in commands]
-    assert set(verbs) == {"import lerobot", "import mcap", "data check", "export lerobot"}
+    made = [sys.executable, str(ROOT / "examples/strangers_door.py"), "recordings/stranger", "--pairs", "1"]
+    subprocess.run([*made, "--shortest", "24", "--longest", "40"], cwd=tmp_path, check=True, env=environment())
+    verbs = {" ".join(command[1 : 3 if command[1] in ("data", "import", "export") else 2]) for command in commands}
+    learning = {"match", "train", "evaluate", "data mask"}
+    assert verbs == {"import lerobot", "import mcap", "data check", "export lerobot"} | learning
     for command in commands:
-        result = run(tmp_path, *command[1:])
+        result = run(tmp_path, *command[1:], *QUICK.get(command[1], []))
         assert result.returncode == 0, result.stdout + result.stderr
-        if command[1] == "data":
+        if command[1:4] == ["data", "check", "data/stranger"]:
+            assert "2 demonstrations of my-door" in result.stdout and "images 160 x 120" in result.stdout
+        elif command[1:3] == ["data", "check"]:
             assert "2 demonstrations of my-door (open, close)" in result.stdout.replace("close, open", "open, close")
             assert "1 pair; their grippers start at most" in result.stdout and "nothing is wrong" in result.stdout
             assert (tmp_path / command[3] / "check.png").exists()

@@ -12,6 +12,7 @@ import pytest
 
 from memcorr.errors import UserError
 from memcorr.evaluation.episodes import EPISODES, Episode, write_episodes
+from memcorr.files import write_json
 from memcorr.report import paper
 from memcorr.report.lookup import PREDECESSOR, Lookup, door_follows, first_chunk_follows, matching
 from memcorr.report.matching import Measured
@@ -167,6 +168,16 @@ def test_error_tables_stand_beside_the_papers(tmp_path: Path) -> None:
     assert door.rows[1][:4] == ("10,000 training rows, mean", "7.95 mm", "2.50 mm", "not measured")
     (row,) = next(t for title, t in tables.items() if "ten worlds" in title).rows
     assert row == ("plate", "±15°", "1.5 / 3.5 / 9.5, 94 %", "not measured", "1.5 / 2.5 / 9.5, 94 %", "not measured")
+
+
+def test_error_tables_are_checked_before_they_are_reported(tmp_path: Path) -> None:
+    errors = {"median_mm": 1.5, "mean_mm": 2.5, "p95_mm": 9.5, "p99_mm": 20.5, "rows": 100, "valid_points": 1500}
+    path = tmp_path / "errors.json"
+    write_json(path, {**errors, "matcher": "embedded", "lifting": "rigid"})
+    assert Measured.find([tmp_path]).cache[0].mean_mm == 2.5
+    path.write_text(path.read_text().replace("2.5", "1.5"))
+    with pytest.raises(UserError, match=r'errors\.json is not an error table \(it does not match its "check"'):
+        Measured.find([tmp_path])
 
 
 def test_decisions_weigh_the_same_in_the_matching_error() -> None:

@@ -23,8 +23,8 @@ from memcorr.correspondence.matcher import load_matcher
 from memcorr.demos.store import Store
 from memcorr.errors import UserError
 from memcorr.frames import Frame
-from memcorr.policy.policy import load_policy
-from memcorr.serve.inference import KEPT, PREPARED, Inference, Look, ServedReference
+from memcorr.policy.policy import Look, load_policy
+from memcorr.serve.inference import KEPT, PREPARED, Inference, ServedReference
 from memcorr.serve.protocol import FRAME, encode
 from memcorr.serve.server import Settings
 from memcorr.spec import SPEC

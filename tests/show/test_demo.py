@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -15,7 +16,7 @@ from memcorr.evaluation.episodes import EPISODES, read_episodes
 from memcorr.evaluation.evaluate import evaluate
 from memcorr.evaluation.intervention import Intervention, Pairing
 from memcorr.show import demo as module
-from memcorr.show.demo import GOAL, demo
+from memcorr.show.demo import CHAPTERS, demo, goal
 from memcorr.show.story import watch
 from memcorr.spec import TASKS
 from memcorr.worlds.scenes import evaluation_scenes
@@ -25,12 +26,12 @@ from memcorr.worlds.world import World
 def test_goal_band_is_where_the_flag_is_true(world: World) -> None:
     world.reset(evaluation_scenes("combined")[0])
     for task in TASKS:
-        low, high = GOAL[task]
-        for joint in np.arange(-1.9, 0.0, 0.01):
+        low, high = goal("door", task)
+        for joint in np.arange(-1.7, 0.0, 0.01):
             world.data.joint("doorjoint").qpos[:] = joint
             world.step(np.zeros(4))
-            settled = world.joint
-            if min(abs(settled - low), abs(settled - high)) > 0.01:
+            settled = world.progress
+            if min(abs(settled - low), abs(settled - high)) > 0.02:
                 assert world.success(task) == (low < settled < high), (task, settled)
 
 
@@ -39,15 +40,19 @@ def test_page_tells_the_rollouts(
     checkpoints: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    monkeypatch.setattr(module, "STORIES", (("open", "opposite"),))
+    swapped = dataclasses.replace(CHAPTERS[3], condition="combined")
+    monkeypatch.setattr(module, "CHAPTERS", (dataclasses.replace(CHAPTERS[0], references=("opposite",)), swapped))
     page = demo(tmp_path, checkpoints["memcorr"], scenes=1, scene_seed=3, workers=1)
     assert len(re.findall(r"done \d/1", caplog.text)) == 4
     data = json.loads(re.search(r'type="application/json">(.*?)</script>', page.read_text(), re.S)[1])  # type: ignore[index]
     (row,) = [r for r in read_episodes(tmp_path / EPISODES) if (r.task, r.shown.reference) == ("open", "opposite")]
-    (story,) = data["stories"]
-    assert (story["task"], story["reference"]) == ("open", "close")
-    assert len(story["angle"]) == row.steps + 1 and len(story["decisions"]) == row.replans
-    assert story["angle"][-1] == pytest.approx(np.degrees(row.final_joint), abs=0.01)
+    story, exchanged = data["stories"]
+    assert story["task"] == "open" and {d["reference"] for d in story["decisions"]} == {"close"}
+    assert [d["reference"] for d in exchanged["decisions"][4:8]] == ["close", "close", "open", "open"]
+    assert [d["frame"] for d in exchanged["decisions"][4:8]] == [32, 40, 0, 8]
+    assert len(story["progress"]) == row.steps + 1 and len(story["decisions"]) == row.replans
+    assert row.final_progress is not None
+    assert story["progress"][-1] == pytest.approx(100 * row.final_progress, abs=0.1)
     errors = [d["error_mm"] for d in story["decisions"] if d["error_mm"] is not None]
     assert np.mean(errors) == pytest.approx(row.mean_match_error_mm, abs=1e-3)
     first = story["decisions"][0]

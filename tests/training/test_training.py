@@ -31,6 +31,7 @@ from memcorr.training.dataset import Dataset, measure
 from memcorr.training.experiments import EXPERIMENTS, MAIN, Experiment, find_experiment
 from memcorr.training.loop import Run, loss_of, train
 from memcorr.training.optimiser import Weights
+from tests.test_runs import taken
 
 TINY = dataclasses.replace(EXPERIMENTS["debug"], batch=8, updates=(14, 10))
 ONE_PAIR = dataclasses.replace(TINY, train_pairs=1, updates=(4, 2))  # leaves one pair for validation
@@ -180,7 +181,7 @@ def test_stage_two_of_another_recipe_may_follow_the_same_stage_one(
 
 def test_stage_two_starts_from_the_ema_with_a_fresh_optimiser(dataset: Dataset, cache: Cache, tmp_path: Path) -> None:
     weights = Weights(ActionTransformer(), ActionTransformer(), TINY, torch.device("cpu"))
-    batches = Batches(dataset, measure(dataset.windows, None), TINY)
+    batches = Batches(dataset, measure([dataset]), TINY)
     for update in range(3):
         weights.step(loss_of(weights.network, batches.draw(42, update)))
     assert not torch.equal(weights.flat, weights.ema)
@@ -193,7 +194,7 @@ def test_stage_two_starts_from_the_ema_with_a_fresh_optimiser(dataset: Dataset, 
 def test_our_update_equals_the_straightforward_one(dataset: Dataset) -> None:
     """AdamW, clipping and EMA over one flat buffer, against torch's own parameter by parameter."""
     experiment = dataclasses.replace(TINY, gradient_norm=0.5)  # small enough to clip
-    batches = Batches(dataset, measure(dataset.windows, None), experiment)
+    batches = Batches(dataset, measure([dataset]), experiment)
     network = ActionTransformer()
     theirs = StraightforwardTraining(from_ours(network), experiment)
     weights = Weights(network, ActionTransformer(), experiment, torch.device("cpu"))
@@ -270,7 +271,9 @@ def test_experiments_differ_from_the_main_one_only_where_the_paper_says() -> Non
         "visual-unet-cosine": unet | {"schedule": "cosine"},
         "debug": {"train_pairs": 2, "batch": 16, "updates": (12, 6)},
     }
-    assert set(differences) == set(EXPERIMENTS)
+    assert {*differences, "memcorr-many", "memcorr-measured"} == set(
+        EXPERIMENTS
+    )  # which are no variants of the paper's
     main = dataclasses.asdict(MAIN)
     for name, fields in differences.items():
         other = dataclasses.asdict(find_experiment(name))
@@ -310,6 +313,14 @@ def test_mistakes_are_named_and_nothing_is_touched(
     assert contents(uninterrupted) == before
 
 
+def test_weights_that_are_no_numbers_end_the_run_and_the_saved_state_is_kept(store: Store, tmp_path: Path) -> None:
+    """A loss says so one update later; a state that is saved in between would be the last."""
+    wild = dataclasses.replace(ONE_PAIR, learning_rate=(1e39, 1e39), updates=(1, 0))
+    with pytest.raises(UserError, match=r"holds values that are not finite after update 1; the last saved state"):
+        train(wild, store.root, 42, tmp_path / "run")
+    assert not list((tmp_path / "run").glob("*.safetensors"))
+
+
 def test_a_damaged_state_is_named_and_kept(store: Store, tmp_path: Path) -> None:
     out = tmp_path / "run"
     train(ONE_PAIR, store.root, 42, out)
@@ -325,7 +336,7 @@ def test_a_damaged_state_is_named_and_kept(store: Store, tmp_path: Path) -> None
 
 
 def test_one_folder_serves_one_process(store: Store, tmp_path: Path) -> None:
-    with training.claimed(tmp_path / "run"), pytest.raises(UserError, match="another memcorr"):
+    with taken(tmp_path / "run"), pytest.raises(UserError, match="another memcorr"):
         train(TINY, store.root, 42, tmp_path / "run")
 
 

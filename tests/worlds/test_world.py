@@ -11,14 +11,15 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from memcorr.bench.stock import stock_env
-from memcorr.frames import check_frame
+from memcorr.errors import UserError
+from memcorr.frames import Camera, check_frame, look_at
 from memcorr.spec import SPEC, TASKS, Task
 from memcorr.worlds.expert import act
 from memcorr.worlds.gl import mujoco
 from memcorr.worlds.gym_env import frame_of, observation_of
 from memcorr.worlds.render import OBJECT_GROUP
 from memcorr.worlds.scenes import Scene, demonstration_scenes
-from memcorr.worlds.world import CAMERA_NAME, GRIPPER_COMMAND, World, build_model
+from memcorr.worlds.world import CAMERA_NAME, GRIPPER_COMMAND, View, World, build_model
 
 CENTRE = Scene("camera", 0, 0, (0.5, 0.5))
 STATE = mujoco.mjtState.mjSTATE_INTEGRATION
@@ -210,3 +211,30 @@ def test_an_observation_holds_all_that_a_frame_does(world: World) -> None:
         np.testing.assert_array_equal(getattr(again, name), getattr(frame, name))
     np.testing.assert_array_equal(again.camera.T_world_cam, frame.camera.T_world_cam)
     check_frame(again)
+
+
+def test_another_camera_sees_the_same_world(world: World) -> None:
+    """Drawn with its own camera, a world is the same picture; with another, the same points in space."""
+    scene = demonstration_scenes()[0]
+    world.reset(scene)
+    own = world.observe()
+    same = World("door", View.of(own.camera, *own.depth.shape))
+    same.reset(scene)
+    again = same.observe()
+    assert np.array_equal(again.rgb, own.rgb) and np.array_equal(again.mask, own.mask)
+    wide = Camera.from_fovy(36.0, (120, 160), look_at(np.array([0.92, 0.34, 0.95]), np.array([0.0, 0.64, 0.13])))
+    other = World("door", View.of(wide, 120, 160))
+    other.reset(scene)
+    frame = other.observe()
+    assert frame.rgb.shape == (120, 160, 3) and frame.mask.sum() > 300
+    assert np.allclose(frame.camera.K, wide.K) and np.allclose(frame.camera.T_world_cam, wide.T_world_cam, atol=1e-6)
+    here, there = (f.camera.lift(np.argwhere(f.mask)[:, ::-1], f.depth[f.mask]) for f in (own, frame))
+    gap = np.linalg.norm(here[:, None] - there, axis=-1).min(axis=1)
+    assert np.median(gap) < 0.006  # metres: neighbouring pixels of the other picture
+    other.set_camera(15.0, 10.0)
+    turned = other.observe().camera.T_world_cam
+    middle = np.array(world.pair.look_at)
+    assert np.isclose(np.linalg.norm(turned[:3, 3] - middle), np.linalg.norm(wide.T_world_cam[:3, 3] - middle))
+    assert turned[2, 3] > wide.T_world_cam[2, 3]  # up
+    with pytest.raises(UserError, match="cannot be drawn"):
+        View.of(Camera(wide.K * np.array([[1.1], [1.0], [1.0]]), wide.T_world_cam), 120, 160)

@@ -1,0 +1,337 @@
+"""`memcorr match` of recordings without truth: every row matched to its reference, as a rollout would.
+
+Each demonstration follows the next one of the same task with a look every eight steps, from each of its first eight
+frames on: so every row is looked at once, in the order and by the functions of a live rollout. What it cost to be wrong
+is asked of the matcher itself: a quarter of the rows are matched back again, and where the two ways disagree is by how
+much points are moved in training. A cache is a folder: `measured.json` says how it was made and from what,
+`measured.safetensors` holds the arrays, `errors.json` the table.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from ...demos.course import Course, Progress, carried, expected_phase, interpolated, inverse
+from ...demos.phase import next_of_same_task, reference_phase, windows
+from ...demos.store import Demonstration, Store
+from ...errors import UserError
+from ...files import Form, digest_of, read_arrays, read_json, write_arrays, write_json
+from ...frames import Frame
+from ...runs import CORES, Workers, claimed, spread, threads
+from ...spec import SPEC, Array, Lifting, PhaseSource
+from ..cache import error_table
+from ..lift import ReferenceFrame, match_frames, prepare_references
+from ..matcher import Matcher, load_matcher, matcher_label, weights_digest
+from ..matches import Matches, join_matches, located, motion_of, residuals
+
+MEASURED, ROWS, TABLE = "measured.json", "measured.safetensors", "errors.json"
+AGAIN = "delete the folder and run the same `memcorr match` again"
+BACK_EVERY = 4  # rows, one of which is also matched back
+FORMS = {
+    "reference_frame": Form("int64", ("R",)),
+    "p_ref": Form("float64", ("R", SPEC.points, 3)),
+    "p_live": Form("float64", ("R", SPEC.points, 3)),
+    "confidence": Form("float64", ("R", SPEC.points)),
+    "valid": Form("bool", ("R", SPEC.points)),
+    "disagreement": Form("float64", ("E", SPEC.points, 3)),
+    "motion": Form("float64", ("T", 4, 4)),
+    "points": Form("float64", ("D", 3)),
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`measured.json`: what a cache was made from, and how."""
+
+    demonstrations: str  # their fingerprint
+    lengths: tuple[int, ...]  # of each, frames
+    pairs: int
+    phase: PhaseSource
+    matcher: str
+    weights: str  # of the embedded matcher
+    lifting: Lifting
+
+    @property
+    def rows(self) -> int:
+        return sum(windows(length) for length in self.lengths)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """R rows of D demonstrations, all of them, in order: what a matcher saw of the references."""
+
+    settings: Settings
+    reference_frame: NDArray[np.int64]  # (R,) j, where the reference was seen to be
+    matches: Matches  # (R, 16, ...) between that frame and the row's
+    disagreement: Array  # (E, 16, 3) metres, world: errors of the size that two ways of matching show
+    motion: list[Array]  # D times (T, 4, 4): carries points of the first frame to each
+    points: Array  # (D, 3) middle of the object in the first frame, metres
+
+
+def chosen(store: Store, pairs: int | None) -> list[Demonstration]:
+    """What is there of the first so many pairs, or of all; recorded data need not be complete."""
+    limit = len(store) if pairs is None else pairs
+    found = [d for d in store.present() if d.pair < limit]
+    if not found:
+        raise UserError(f"{store.root} holds no demonstrations of its first {limit} pairs")
+    for d in found:
+        if len(d) <= SPEC.chunk:
+            raise UserError(f"{d.path} has {len(d)} rows: at least {SPEC.chunk + 1} are needed to learn from")
+    return found
+
+
+def fingerprint(demonstrations: Sequence[Demonstration]) -> str:
+    digest = hashlib.sha256()
+    for d in demonstrations:
+        digest.update(bytes.fromhex(digest_of(d.path)))
+    return digest.hexdigest()
+
+
+def seen_course(
+    matcher: Matcher, demonstration: Demonstration, at: Callable[[Sequence[int]], Sequence[ReferenceFrame]]
+) -> Course:
+    """How an object moved, as the matcher sees it from look to look; `at` gives frames that are prepared for it.
+
+    What lies between two looks is interpolated; a look that sees too little is left out.
+    """
+    length = len(demonstration)
+    looks = [*range(0, length - 1, SPEC.executed), length - 1]
+    prepared = dict(zip(looks, at(looks), strict=True))
+    frames = dict(zip(looks, demonstration.frames(looks), strict=True))
+    links = match_frames(matcher, [prepared[j] for j in looks[:-1]], [frames[j] for j in looks[1:]])
+    motion, known = [np.eye(4)], [0]
+    for i, j in enumerate(looks[1:]):
+        near = known[-1] == looks[i]
+        link = links[i] if near else match_frames(matcher, [prepared[known[-1]]], [frames[j]])[0]
+        if (step := motion_of(link)) is not None:
+            motion.append(step @ motion[-1])
+            known.append(j)
+    first = prepared[0]
+    return Course(first.p_ref[first.valid], interpolated(known, motion, length), demonstration.gripper)
+
+
+class Shown:
+    """A reference whose frames are prepared when they are first looked at."""
+
+    def __init__(self, matcher: Matcher, demonstration: Demonstration) -> None:
+        self.matcher, self.demonstration = matcher, demonstration
+        self._prepared: dict[int, ReferenceFrame] = {}
+        self._frames: dict[int, Frame] = {}
+
+    def at(self, phases: Sequence[int]) -> list[ReferenceFrame]:
+        missing = sorted(set(phases) - set(self._prepared))
+        frames = self.demonstration.frames(missing)
+        self._frames |= zip(missing, frames, strict=True)
+        self._prepared |= zip(missing, prepare_references(self.matcher, frames), strict=True)
+        return [self._prepared[j] for j in phases]
+
+    def frame(self, j: int) -> Frame:
+        return self._frames[j]
+
+
+def follow(
+    matcher: Matcher, query: Demonstration, reference: Demonstration, phase: PhaseSource, lifting: Lifting
+) -> dict[str, NDArray]:
+    """All rows of one demonstration, matched to another as if it had been followed."""
+    shown, every = Shown(matcher, reference), SPEC.executed
+    course = seen_course(matcher, reference, shown.at)
+    before: dict[int, Progress] = {}
+    frames, matched, differ = [], [], []
+    for start in range(0, windows(len(query)), every):
+        anchors = np.arange(start, min(start + every, windows(len(query))))
+        live = query.frames(anchors)
+        if phase == "seen":
+            phases = [expected_phase(before.get(int(k) % every), int(k), len(reference)) for k in anchors]
+        else:
+            phases = [reference_phase(int(k), len(reference)) for k in anchors]
+        matches = match_frames(matcher, shown.at(phases), live, lifting)
+        back = [i for i, k in enumerate(anchors) if k % BACK_EVERY == 0]
+        returned = match_frames(
+            matcher,
+            prepare_references(matcher, [live[i] for i in back]),
+            [shown.frame(phases[i]) for i in back],
+            lifting,
+        )
+        differ += [e for n, i in enumerate(back) if (e := disagreement(matches[i], returned[n])) is not None]
+        for i, k in enumerate(anchors):
+            j, found = phases[i], matches[i]
+            if phase == "seen":
+                lane = int(k) % every
+                before[lane], found = located(found, course, j, query.gripper[k], before.get(lane), int(k))
+                j = before[lane].phase
+            frames.append(j)
+            matched.append(Matches(*(getattr(found, name)[None] for name in Matches.__dataclass_fields__)))
+    whole = join_matches(*matched)
+    middle = course.points.mean(axis=0) if len(course.points) else np.zeros(3)
+    return {
+        "reference_frame": np.array(frames),
+        "p_ref": whole.p_ref,
+        "p_live": whole.p_live,
+        "confidence": whole.confidence,
+        "valid": whole.valid,
+        "disagreement": np.stack(differ) if differ else np.zeros((0, SPEC.points, 3)),
+        "motion": course.motion,  # of the reference: put in its place by `build_measured`
+        "points": middle[None],
+    }
+
+
+def disagreement(forward: Matches, backward: Matches) -> Array | None:
+    """By how much live points (16, 3) differ from where the way back puts them, as one of two errors of the same size:
+    divided by the square root of 2. Metres; None where either way sees too little."""
+    T = motion_of(backward)
+    if T is None or motion_of(forward) is None:
+        return None
+    gap = (forward.p_live - carried(inverse(T), forward.p_ref)) / np.sqrt(2)
+    return np.where(forward.valid[:, None], gap, 0.0)
+
+
+@dataclass(frozen=True)
+class Following:
+    """What a worker does with a stream of (demonstration, its reference, where its rows go)."""
+
+    matcher: str
+    phase: PhaseSource
+    lifting: Lifting
+
+    def __call__(self, jobs: Iterator[tuple[Demonstration, Demonstration, Path]]) -> Iterator[None]:
+        with threads(1):
+            matcher = load_matcher(self.matcher)
+            for query, reference, path in jobs:
+                write_arrays(path, follow(matcher, query, reference, self.phase, self.lifting))
+                yield
+
+
+def build_measured(
+    store: Store,
+    out: Path,
+    matcher: str,
+    *,
+    pairs: int | None = None,
+    phase: PhaseSource = "seen",
+    lifting: Lifting = "rigid",
+    workers: Workers = CORES,
+) -> dict[str, Any]:
+    """Makes or completes a cache; the same arguments give the same bytes. Returns its table."""
+    demonstrations = chosen(store, pairs)
+    for d in demonstrations:
+        if not d.frame(0).mask.any():
+            raise UserError(f"{d.path} has no mask of the object; draw them with `memcorr data mask {store.root}`")
+    reference = next_of_same_task([d.task for d in demonstrations])
+    settings = Settings(
+        fingerprint(demonstrations),
+        tuple(len(d) for d in demonstrations),
+        len(store) if pairs is None else pairs,
+        phase,
+        matcher_label(matcher),
+        weights_digest(matcher),
+        lifting,
+    )
+    load_matcher(matcher)  # complains before anything is written
+    with claimed(out):
+        manifest, shards = out / MEASURED, [out / f"{d.name}.safetensors" for d in demonstrations]
+        if manifest.exists() and read_json(manifest, Settings, "a description of matches", AGAIN) != settings:
+            raise UserError(f"{out} holds matches of other settings, weights or demonstrations; choose another --out")
+        if (out / "cache.json").exists() or (not manifest.exists() and (out / ROWS).exists()):
+            raise UserError(f"{out} holds another cache; choose another --out")
+        write_json(manifest, asdict(settings))
+        if not (out / ROWS).exists():
+            jobs = [
+                (d, demonstrations[r], shard)
+                for d, r, shard in zip(demonstrations, reference, shards, strict=True)
+                if not shard.exists()
+            ]
+            work = Following(matcher, phase, lifting)
+            done = len(shards) - len(jobs)
+            with closing(spread(work, jobs, workers)) as results:
+                for _ in tqdm(results, f"match {settings.matcher}", total=len(shards), initial=done, unit="demo"):
+                    pass
+            parts = [read_arrays(shard, AGAIN, FORMS).arrays for shard in shards]
+            whole = {name: np.concatenate([p[name] for p in parts]) for name in FORMS}
+            followed = {int(r): part for r, part in zip(reference, parts, strict=True)}  # everyone is followed by one
+            whole |= {n: np.concatenate([followed[r][n] for r in range(len(parts))]) for n in ("motion", "points")}
+            write_arrays(out / ROWS, whole)
+            for shard in shards:
+                shard.unlink()
+        found = read_measured(out, store)
+        table = measured_table(found) | true_errors(found, demonstrations, reference)
+        write_json(out / TABLE, table, check=False)
+    return table
+
+
+def measured_table(found: Measured) -> dict[str, Any]:
+    """What is known without truth: how much was seen, and how far two ways of matching are apart."""
+    apart = 1e3 * np.linalg.norm(found.disagreement, axis=-1)
+    apart = apart[apart > 0]
+    sizes = {"median_mm": 50, "p95_mm": 95, "p99_mm": 99}
+    blind = int((found.matches.valid.sum(axis=1) < SPEC.min_valid).sum())
+    return {
+        "matcher": found.settings.matcher,
+        "lifting": found.settings.lifting,
+        "phase": found.settings.phase,
+        "rows": len(found.reference_frame),
+        "valid_points": int(found.matches.valid.sum()),
+        "rows_without_condition": blind,
+        "disagreement": {n: round(float(np.percentile(apart, q)), 3) for n, q in sizes.items()} if len(apart) else {},
+        "weights": found.settings.weights,
+    }
+
+
+def in_words(table: dict[str, Any]) -> str:
+    """The table as text."""
+    lines = [
+        f"{table['rows']} rows, {table['valid_points']} valid points; "
+        f"{table['rows_without_condition']} rows saw too little"
+    ]
+    for name, what in (("disagreement", "forward against backward"), ("true_error", "true 3D error")):
+        if sizes := table.get(name):
+            lines.append(f"{what}, mm: " + ", ".join(f"{key[:-3]} {value:.2f}" for key, value in sizes.items()))
+    return "\n".join(lines)
+
+
+def true_errors(
+    found: Measured, demonstrations: Sequence[Demonstration], reference: NDArray[np.int64]
+) -> dict[str, Any]:
+    """The error of the same points, where a simulator knows it: for the reader, nobody learns from it."""
+    if any(d.object_pose is None for d in demonstrations):
+        return {}
+    T_ref, T_live, first = [], [], 0
+    for d, r in zip(demonstrations, reference, strict=True):
+        pose, n = demonstrations[r].object_pose, windows(len(d))
+        assert pose is not None and d.object_pose is not None
+        T_ref.append(pose[found.reference_frame[first : first + n]])
+        T_live.append(d.object_pose[:n])
+        first += n
+    residual = residuals(found.matches, np.concatenate(T_ref), np.concatenate(T_live))
+    table = error_table(found.settings.matcher, residual, found.matches.valid)
+    return {"true_error": {name: value for name, value in table.items() if name.endswith("_mm")}}
+
+
+def read_measured(folder: Path, store: Store) -> Measured:
+    """The matches in `folder`, which must have been made from exactly these demonstrations."""
+    if not (folder / ROWS).exists():
+        what = "a cache made with simulator truth" if (folder / "cache.json").exists() else "no matches"
+        raise UserError(
+            f"{folder} holds {what}; make those of recordings with `memcorr match --measured --data {store.root}`"
+        )
+    settings = read_json(folder / MEASURED, Settings, "a description of matches", AGAIN)
+    demonstrations = chosen(store, settings.pairs)
+    if settings.demonstrations != fingerprint(demonstrations):
+        raise UserError(f"{folder} was made from other demonstrations than {store.root}; run `memcorr match` anew")
+    a = read_arrays(folder / ROWS, AGAIN, FORMS).arrays
+    sizes = len(a["valid"]), len(a["motion"]), len(a["points"])
+    if sizes != (settings.rows, sum(settings.lengths), len(settings.lengths)):
+        raise UserError(f"{folder} does not hold the rows that its {MEASURED} speaks of; {AGAIN}")
+    if not (a["reference_frame"].min() >= 0 and a["reference_frame"].max() < max(settings.lengths)):
+        raise UserError(f"{folder / ROWS} is damaged (reference_frame is out of range); {AGAIN}")
+    motion = np.split(a["motion"], np.cumsum(settings.lengths)[:-1])
+    matches = Matches(a["p_ref"], a["p_live"], a["confidence"], a["valid"])
+    return Measured(settings, a["reference_frame"], matches, a["disagreement"], list(motion), a["points"])

@@ -1,0 +1,1 @@
+"""How does it behave while somebody interferes? An interactive page, `memcorr lab`."""

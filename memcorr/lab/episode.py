@@ -1,0 +1,252 @@
+"""An episode that a person may interfere with: several lanes, one start, one reference, the same pushes in all.
+
+Lanes share one world and so one GL context; a lane is a snapshot of the physics, restored for its turn, and decides
+through the controllers of evaluation. Nobody interfering, it is the rollout that `memcorr evaluate` judges. What
+happened is remembered step by step as snapshots, from which pictures are drawn when they are wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..demos.store import Demonstration
+from ..evaluation.rollout import Answer, Controller, Decision, Job
+from ..frames import Frame
+from ..show.story import Supplied
+from ..spec import SPEC, Array
+from ..worlds.scenes import Scene
+from ..worlds.world import World
+
+
+class Guide:
+    """A reference to follow, and who follows it: one controller per lane, made once."""
+
+    def __init__(self, demonstration: Demonstration, controllers: Mapping[str, Controller]) -> None:
+        self.demonstration, self.controllers = demonstration, controllers
+        self._supplied: dict[int, Supplied] = {}
+
+    @property
+    def words(self) -> str:
+        return f"{self.demonstration.task}, pair {self.demonstration.pair}"
+
+    def supplied(self, j: int) -> Supplied:
+        """The reference as a policy is shown it at frame j."""
+        if j not in self._supplied:
+            d = self.demonstration
+            future = d.gripper[np.minimum(j + np.array(SPEC.future_offsets), len(d) - 1)]
+            self._supplied[j] = Supplied(d.task, d.frame(j), j, future)
+        return self._supplied[j]
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One controller's side of the episode after some step."""
+
+    name: str
+    state: Array  # MuJoCo's integration state
+    place: Array  # where the object's base is, metres
+    answer: Answer | None = None  # in force; None when the next step begins with a look
+    since: int = 0  # steps of it that are done
+    looks: int = 0  # since the reference was begun
+    success: bool = False  # now
+    first_success: int | None = None  # step, since the reference was begun
+    broken: bool = False  # physics broke down, or an action is no number: it stands still
+
+
+@dataclass(frozen=True)
+class Instant:
+    """The whole episode after `step` control steps."""
+
+    step: int
+    begun: int  # step at which the reference was begun
+    guide: Guide
+    azimuth_deg: float
+    lanes: tuple[Lane, ...]
+    events: tuple[str, ...] = ()  # what a person did before the next step
+
+    @property
+    def elapsed(self) -> int:
+        return self.step - self.begun
+
+    @property
+    def over(self) -> bool:
+        """Nothing more to see, as evaluation judges it: done, broken or out of time in every lane."""
+        if self.elapsed >= SPEC.episode_steps:
+            return True
+        return all(lane.broken or lane.first_success is not None for lane in self.lanes)
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What there is to see of a lane: the camera's frame, the pose of every body, what was planned on."""
+
+    lane: Lane
+    frame: Frame
+    positions: Array  # (bodies, 3) metres, world
+    wxyz: Array  # (bodies, 4)
+    progress: float
+    supplied: Supplied | None  # the reference behind the plan in force; None before the first look
+
+    @property
+    def match_error_mm(self) -> float | None:
+        return None if self.lane.answer is None else self.lane.answer.match_error_mm
+
+
+class Episode:
+    """Belongs to one thread, the one that owns the renderer."""
+
+    def __init__(self, world: World, scene: Scene, guide: Guide) -> None:
+        self.world = world
+        self.begin(scene, guide)
+
+    def begin(self, scene: Scene, guide: Guide) -> None:
+        """From the start, nothing done yet."""
+        self.scene = scene
+        self.world.reset(scene)
+        state, place = self.world.snapshot(), self.world.place
+        lanes = tuple(Lane(name, state, place) for name in guide.controllers)
+        self.now = Instant(0, 0, guide, scene.camera_azimuth_deg, lanes)
+        self.past: list[Instant] = []  # one per step, each as it was when the step began
+
+    # What a person does
+
+    def follow(self, guide: Guide) -> None:
+        """Another reference from here on, followed from its start; success is judged by its task."""
+        if self.now.step == 0:
+            self.begin(self.scene, guide)
+            return
+        lanes = (
+            replace(lane, answer=None, since=0, looks=0, success=False, first_success=None) for lane in self.now.lanes
+        )
+        self.now = replace(self.now, guide=guide, begun=self.now.step, lanes=tuple(lanes))
+        self._happened(f"reference: {guide.words}")
+
+    def place(self, u: tuple[float, float]) -> None:
+        """The object's base to u, also in mid-episode; at the start it is another scene."""
+        if self.now.step == 0:
+            return self.begin(replace(self.scene, u=u), self.now.guide)
+        there = self.world.pair.place(u)
+        words = f"base to u = {u[0]:.2f}, {u[1]:.2f}"
+        return self.interfere(lambda world: world.move_base(there - world.place), words, "base to")
+
+    def put_joint(self, share: float | None) -> None:
+        """The joint to a share of its neutral range, None: to its usual start."""
+        if self.now.step == 0:
+            return self.begin(replace(self.scene, start=share), self.now.guide)
+        pair = self.world.pair
+        q = pair.start if share is None else pair.start_at(share)
+        return self.interfere(lambda world: world.set_joint(q), f"joint to {q:.3f}", "joint to")
+
+    def turn_camera(self, azimuth_deg: float) -> None:
+        if self.now.step == 0:
+            return self.begin(replace(self.scene, camera_azimuth_deg=azimuth_deg), self.now.guide)
+        self.now = replace(self.now, azimuth_deg=azimuth_deg)
+        return self._happened(f"camera to {azimuth_deg:g} degrees", "camera to")
+
+    def interfere(self, act: Callable[[World], None], words: str, slider: str = "") -> None:
+        """The same in every lane; nobody is told, the next look shows it."""
+        lanes = []
+        for lane in self.now.lanes:
+            self._restore(lane)
+            act(self.world)
+            lanes.append(replace(lane, state=self.world.snapshot(), place=self.world.place))
+        self.now = replace(self.now, lanes=tuple(lanes))
+        self._happened(words, slider)
+
+    def _happened(self, words: str, slider: str = "") -> None:
+        """Remembered; of a slider on its way only where it ends."""
+        before = self.now.events
+        if slider and before and before[-1].startswith(slider):
+            before = before[:-1]
+        self.now = replace(self.now, events=(*before, words))
+
+    # What the robots do
+
+    def look(self) -> None:
+        """Lanes that have no plan look and make one, without moving yet."""
+        self.now = replace(self.now, lanes=tuple(self._looked(lane) for lane in self.now.lanes))
+
+    def advance(self) -> None:
+        """One control step in every lane."""
+        lanes = tuple(self._stepped(self._looked(lane)) for lane in self.now.lanes)
+        self.past.append(replace(self.now, lanes=tuple(map(_planned, self.now.lanes, lanes))))
+        self.now = replace(self.now, step=self.now.step + 1, lanes=lanes, events=())
+
+    def _restore(self, lane: Lane, azimuth_deg: float | None = None) -> None:
+        azimuth = self.now.azimuth_deg if azimuth_deg is None else azimuth_deg
+        self.world.restore(replace(self.scene, camera_azimuth_deg=azimuth), lane.state, lane.place)
+
+    def _looked(self, lane: Lane) -> Lane:
+        if lane.broken or (lane.answer is not None and lane.since < SPEC.executed):
+            return lane
+        guide = self.now.guide
+        self._restore(lane)
+        world, controller = self.world, guide.controllers[lane.name]
+        frame = world.observe() if controller.looks else None
+        job = Job(self.scene, guide.demonstration.task)
+        decision = Decision(job, lane.looks, self.now.elapsed, frame, world.T_world_object, world.robot_state)
+        (answer,) = controller.decide([decision])
+        return replace(lane, answer=answer, since=0, looks=lane.looks + 1)
+
+    def _stepped(self, lane: Lane) -> Lane:
+        if lane.broken:
+            return lane
+        assert lane.answer is not None and lane.answer.plan is not None
+        action = lane.answer.plan.actions[lane.since]
+        if not np.isfinite(action).all():
+            return replace(lane, broken=True)
+        world, task = self.world, self.now.guide.demonstration.task
+        self._restore(lane)
+        world.step(action)
+        success = world.success(task) and not world.diverged
+        first = self.now.elapsed + 1 if success and lane.first_success is None else lane.first_success
+        return replace(
+            lane,
+            state=world.snapshot(),
+            since=lane.since + 1,
+            success=success,
+            first_success=first,
+            broken=world.diverged,
+        )
+
+    # What is seen
+
+    def see(self, instant: Instant | None = None) -> list[Sight]:
+        """Every lane as the camera and the simulator show it, now or at an earlier instant."""
+        instant = instant or self.now
+        sights: list[Sight] = []
+        for lane in instant.lanes:
+            plan = None if lane.answer is None else lane.answer.plan
+            supplied = None if plan is None or plan.phase is None else instant.guide.supplied(plan.phase)
+            if sights and lane.state is sights[-1].lane.state:  # at the start lanes differ in name alone
+                sights.append(replace(sights[-1], lane=lane, supplied=supplied))
+                continue
+            self._restore(lane, instant.azimuth_deg)
+            data = self.world.data
+            poses = data.xpos.copy(), data.xquat.copy()
+            sights.append(Sight(lane, self.world.observe(), *poses, self.world.progress, supplied))
+        return sights
+
+    @property
+    def u(self) -> tuple[float, float]:
+        """Where the object's base is now, normalised."""
+        pair, place = self.world.pair, self.now.lanes[0].place
+        (x0, x1), (y0, y1) = pair.x, pair.y
+        return float((place[0] - x0) / (x1 - x0)), float((place[1] - y0) / (y1 - y0))
+
+
+def _planned(before: Lane, after: Lane) -> Lane:
+    """As it was before the step, with the plan that the step was taken from."""
+    if after.answer is before.answer or after.broken:
+        return before
+    return replace(before, answer=after.answer, since=0, looks=after.looks)
+
+
+def usual_share(world: World) -> float:
+    """The share of the neutral range at which the joint usually starts: the inverse of `Pair.start_at`."""
+    pair = world.pair
+    at_zero, at_one = pair.start_at(0.0), pair.start_at(1.0)
+    return (pair.start - at_zero) / (at_one - at_zero)

@@ -1,0 +1,172 @@
+"""What a person presses and reads: controls at the right, pictures and the gallery of references at the left.
+
+Callbacks run in the web server's thread, so they do nothing but put an `Order` into the inbox; the one thread that owns
+simulation and renderer takes it out.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+import cv2
+import numpy as np
+import viser
+
+from ..demos.store import Demonstration
+from ..show.video import LEGEND, Image, towards
+from ..spec import WORLD_TASKS
+from ..worlds.pairs import Pair
+from .episode import Instant, Sight
+
+ON_A_PAGE = 3  # pairs of the gallery
+STRIP = (0.0, 0.4, 1.0)  # frames of a reference in the gallery, as shares of its length
+PICTURE = (820, 410)  # pixels on the page, twice the panel's width
+LEFT, SPEED = 430, 20  # pixels, control steps per second
+WAYS = {"-x": (-1.0, 0.0, 0.0), "+x": (1.0, 0.0, 0.0), "-y": (0.0, -1.0, 0.0), "+y": (0.0, 1.0, 0.0)}
+UP = {"up": (0.0, 0.0, 1.0)}
+BACK = "set back"
+CELL = 'style="text-align:left;font-weight:normal;padding:0.1em 0.6em 0.1em 0;vertical-align:top;white-space:nowrap"'
+
+
+@dataclass(frozen=True)
+class Order:
+    """Something that a person did on the page."""
+
+    what: str
+    value: Any = None
+
+
+class Panel:
+    """Made anew for every world; belongs to the thread that owns the simulation."""
+
+    def __init__(
+        self, server: viser.ViserServer, inbox: SimpleQueue[Order], pair: Pair, names: Sequence[str], share: float
+    ) -> None:
+        self.gui, self.inbox, self.pair = server.gui, inbox, pair
+        gui = self.gui
+        gui.reset()
+        gui.configure_theme(show_logo=False, show_share_button=False, control_width="large")
+        gui.set_panel_label("memcorr lab")
+        gui.main_panel.dock_right()
+        self._controls(share)
+        seen = gui.add_panel()
+        with seen.add_tab("what they see"):
+            empty = np.full((PICTURE[1], PICTURE[0], 3), 40, np.uint8)
+            self.pictures = {name: gui.add_image(empty, label=f"{name}: reference, live") for name in names}
+            gui.add_html(legend())
+        seen.dock_left()
+        seen.set_width(LEFT)
+        references = gui.add_panel()
+        with references.add_tab("references"):
+            turn = gui.add_button_group("pairs", ("earlier", "later"))
+            turn.on_click(self._tell("page"))
+            self.gallery = gui.add_folder(None)
+        references.dock_below(seen)
+        self._entries: list[Any] = []
+
+    def _tell(self, what: str, value: Any = None) -> Callable[[Any], Coroutine[None, None, None]]:
+        """A callback; without a value it tells the control's own."""
+
+        async def told(event: Any) -> None:
+            self.inbox.put(Order(what, event.target.value if value is None else value))
+
+        return told
+
+    def _controls(self, share: float) -> None:
+        gui, first, second = self.gui, *self.pair.tasks
+        self.reading, self.note = gui.add_html(""), gui.add_html("")
+        with gui.add_folder("episode"):
+            self._group("run", ("play", "pause", "step", "reset"))
+            self._slider("speed", "steps per second", 1.0, 80.0, 1.0, float(SPEED))
+            record = gui.add_button("record video and .rrd", icon=viser.Icon.PLAYER_RECORD)
+            record.on_click(self._tell("record"))
+            self.recorded: Any = gui.add_progress_bar(0.0, visible=False)
+        with gui.add_folder("scene"):
+            world = gui.add_dropdown("world", tuple(WORLD_TASKS), initial_value=self.pair.name)
+            world.on_update(self._tell("world"))
+            self.u = [self._slider(f"u {axis}", f"position u {axis}", 0.0, 1.0, 0.01, 0.5) for axis in "xy"]
+            self.start = self._slider("start", "joint", 0.0, 1.0, 0.01, round(share, 2))
+            self.camera = self._slider("camera", "camera, degrees", -90.0, 90.0, 1.0, 0.0)
+        with gui.add_folder("push by hand"):
+            self._group("object", (BACK, f"to {first}", f"to {second}"))
+            self._group("base", tuple(WAYS))
+            self._group("hand", (*WAYS, *UP))
+
+    def _group(self, label: str, options: Sequence[str]) -> None:
+        self.gui.add_button_group(label, options).on_click(self._tell(label))
+
+    def _slider(self, what: str, label: str, lowest: float, highest: float, step: float, value: float) -> Any:
+        slider = self.gui.add_slider(label, lowest, highest, step, value)
+        slider.on_update(self._tell(what))
+        return slider
+
+    def fill_gallery(self, demonstrations: Sequence[Demonstration]) -> None:
+        for entry in self._entries:
+            entry.remove()
+        self._entries = []
+        with self.gallery:
+            for demonstration in demonstrations:
+                label = f"{demonstration.task}, pair {demonstration.pair}"
+                picture = self.gui.add_image(strip(demonstration), label=label)
+                button = self.gui.add_button(f"follow {label}")
+                button.on_click(self._tell("follow", demonstration.name))
+                self._entries += [picture, button]
+
+    def say(self, words: str, wrong: bool = False) -> None:
+        colour = "#c00" if wrong else "#666"
+        self.note.content = f'<p data-lab="note" style="color:{colour};margin:0.3em 1em">{html.escape(words)}</p>'
+
+    def show(self, now: Instant, sights: Sequence[Sight], pictures: Sequence[Image], u: tuple[float, float]) -> None:
+        for sight, picture in zip(sights, pictures, strict=True):
+            self.pictures[sight.lane.name].image = cv2.resize(picture, PICTURE, interpolation=cv2.INTER_AREA)
+        self.reading.content = table(self.pair.name, now, sights, u)
+
+
+def table(world: str, now: Instant, sights: Sequence[Sight], u: tuple[float, float]) -> str:
+    """The readings as HTML: one column per lane."""
+    guide = now.guide
+    rows: dict[str, list[str]] = {"": [sight.lane.name for sight in sights]}
+    plans = [None if sight.lane.answer is None else sight.lane.answer.plan for sight in sights]
+    rows["phase"] = ["" if plan is None or plan.phase is None else f"frame {plan.phase}" for plan in plans]
+    rows["confidence"] = [
+        "" if plan is None or plan.matches is None else f"{plan.confidence:.2f}, {plan.valid_points} points"
+        for plan in plans
+    ]
+    errors = [sight.match_error_mm for sight in sights]
+    rows["match error"] = ["" if error is None else f"{error:.1f} mm" for error in errors]
+    rows["object"] = [towards(world, sight.progress) for sight in sights]
+    rows["success"] = [verdict(sight) for sight in sights]
+    lines = [
+        f"<tr><th {CELL}>{label}</th>" + "".join(f"<td {CELL}>{html.escape(cell)}</td>" for cell in cells) + "</tr>"
+        for label, cells in rows.items()
+    ]
+    begun = f", begun at step {now.begun}" if now.begun else ""
+    head = f"<b>{world}</b>: following <b>{html.escape(guide.words)}</b>{begun}<br>"
+    head += f"step {now.step}, u = {u[0]:.2f}, {u[1]:.2f}, camera {now.azimuth_deg:g}°"
+    return (
+        f'<div data-lab="reading" style="margin:0.5em 1em;font-size:0.85em">{head}<table>{"".join(lines)}</table></div>'
+    )
+
+
+def verdict(sight: Sight) -> str:
+    lane = sight.lane
+    if lane.broken:
+        return "physics broke down"
+    if lane.first_success is None:
+        return "not yet"
+    return f"after {lane.first_success} steps" + ("" if lane.success else ", undone since")
+
+
+def legend() -> str:
+    words = (f'<span style="color:rgb{colour}">&#9632;</span> {words}' for words, colour in LEGEND)
+    return f'<p style="margin:0.3em 1em;font-size:0.85em">{"<br>".join(words)}</p>'
+
+
+def strip(demonstration: Demonstration) -> Image:
+    """How it starts, goes on and ends, side by side."""
+    last = len(demonstration) - 1
+    return np.concatenate([frame.rgb for frame in demonstration.frames([round(s * last) for s in STRIP])], axis=1)

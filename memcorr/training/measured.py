@@ -1,0 +1,130 @@
+"""Rows of recordings without truth, and the recipe as such recordings ask for it.
+
+Widths come from the data, and so does how far an action of 1 moves the hand. Pairs are those that the data declares,
+as long as they start together. What cannot be told from the data is said, never assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+
+from ..correspondence.matches import motion_of
+from ..correspondence.recorded.rows import Measured
+from ..demos.phase import next_of_same_task
+from ..demos.store import Demonstration
+from ..errors import UserError
+from ..policy.policy import commands
+from ..recordings.check.motion import EXPLAINED, PROMPT, lagged, proportional
+from ..recordings.check.report import TOGETHER
+from ..spec import SPEC, Array
+from .dataset import Dataset, Rows, cut_windows, stacked
+from .experiments import Experiment
+
+
+def centimetres(demonstrations: Sequence[Demonstration]) -> tuple[float, float]:
+    """How far an action of 1 moves the hand per step, and how much of the motion that explains; (0, share) where the
+    first three numbers of an action are no displacement along the world's axes."""
+    if demonstrations[0].action.shape[1] < 3:
+        return 0.0, 0.0
+    best = (0.0, 0.0)
+    for lag in PROMPT:
+        parts = [lagged(d.action[:-1, :3], np.diff(d.gripper, axis=0), lag) for d in demonstrations]
+        cause, motion = (np.concatenate(side) for side in zip(*parts, strict=True))
+        if motion.any():
+            best = max(best, proportional(cause, motion))
+    share, factor = best
+    return (round(100 * factor, 3), share) if share > EXPLAINED and factor > 0 else (0.0, share)
+
+
+def declared_pairs(demonstrations: Sequence[Demonstration]) -> tuple[Rows, int, float]:
+    """(P, 2) demonstrations of two tasks from one start, how many of those declared do not start together, and how far
+    the others are apart at most, metres."""
+    groups: dict[int, list[int]] = {}
+    for i, d in enumerate(demonstrations):
+        groups.setdefault(d.pair, []).append(i)
+    both = [two for group in groups.values() for two in combinations(group, 2)]
+    apart = [float(np.linalg.norm(demonstrations[a].gripper[0] - demonstrations[b].gripper[0])) for a, b in both]
+    kept = [two for two, gap in zip(both, apart, strict=True) if gap <= TOGETHER]
+    widest = max((gap for gap in apart if gap <= TOGETHER), default=0.0)
+    return np.array(kept, np.int64).reshape(-1, 2), len(both) - len(kept), widest
+
+
+def fitted(recipe: Experiment, demonstrations: Sequence[Demonstration]) -> tuple[Experiment, Rows, list[str]]:
+    """The recipe with what the data decides, its pairs, and what to tell whoever trains."""
+    if recipe.visual or recipe.references != 1 or recipe.disturbed or not recipe.lent_errors:
+        raise UserError(f"{recipe.name}: measured rows are for relation policies with lent errors and one reference")
+    widths = {(d.robot_state.shape[1], d.action.shape[1]) for d in demonstrations}
+    if len(widths) > 1:
+        raise UserError(
+            f"robot_state and action have different widths in one store: {sorted(widths)}; train them apart"
+        )
+    (state_dim, action_dim), said = widths.pop(), []
+    changes: dict = {"state_dim": state_dim, "action_dim": action_dim}
+    largest = max(float(np.abs(d.action).max()) for d in demonstrations)
+    changes["action_limit"] = max(1.0, round(largest, 6))
+    cm, share = centimetres(demonstrations)
+    if cm:
+        said.append(f"an action of 1 moves the hand by {cm:g} cm, which explains {100 * share:.0f} % of its motion")
+    else:
+        said.append("actions are no displacements of the hand: they are predicted whole, and rows are not turned")
+        changes |= {"actions": "absolute", "turned": False}
+    changes["action_cm"] = cm
+    if state_dim != SPEC.state_dim:
+        said.append(f"robot_state has {state_dim} numbers, which are taken as they are")
+        changes |= {"state": "absolute"}
+    alone = sum(r == i for i, r in enumerate(next_of_same_task([d.task for d in demonstrations])))
+    if alone:
+        said.append(
+            f"{alone} of {len(demonstrations)} recordings are the only ones of their task: they follow themselves"
+        )
+    both, elsewhere, widest = declared_pairs(demonstrations)
+    if elsewhere:
+        far = f"farther than {1000 * TOGETHER:.0f} mm apart"
+        said.append(f"{elsewhere} declared pairs start {far}: they are used, but not as pairs")
+    if recipe.paired and len(both):
+        said.append(
+            f"{len(both)} pairs of tasks start at most {1000 * widest:.1f} mm apart: every "
+            f"{recipe.paired_every}th update is paired"
+        )
+    if recipe.paired and not len(both):
+        said.append("no pairs: trained without the paired objective, with a schedule that ends in noise (cosine)")
+        changes |= {"paired": False, "schedule": "cosine"}
+    return replace(recipe, **changes), both, said
+
+
+def load_measured(demonstrations: Sequence[Demonstration], seen: Measured, recipe: Experiment, both: Rows) -> Dataset:
+    """All rows that were matched; each is conditioned on the reference that it was matched with."""
+    windows = cut_windows(demonstrations, any_length=True)
+    reference = next_of_same_task([d.task for d in demonstrations])
+    motion = stacked(seen.motion)
+    T_ref = motion[reference[windows.demonstration], seen.reference_frame]
+    return Dataset(
+        windows,
+        gripper=stacked([d.gripper for d in demonstrations]),
+        command=stacked([commands(d, recipe.action_cm) for d in demonstrations]),
+        object_pose=motion,
+        points=seen.points,
+        reference=reference,
+        reference_frame=seen.reference_frame,
+        images=None,
+        lengths=np.array([len(d) for d in demonstrations]),
+        both=both,
+        live=_live(seen, T_ref),
+        measured=seen.matches,
+        action_cm=recipe.action_cm or 1.0,
+    )
+
+
+def _live(seen: Measured, T_ref: Array) -> Array:
+    """(N, 4, 4) how each row's object stands against its reference's first frame; where too little was seen, as the
+    reference does (such rows have an empty condition)."""
+    live = T_ref.copy()
+    for row in range(len(live)):
+        T = motion_of(seen.matches[row])
+        if T is not None:
+            live[row] = T @ T_ref[row]
+    return live
