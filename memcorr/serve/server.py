@@ -177,9 +177,8 @@ class PolicyServer:
             close_timeout=2,
             max_size=s.message_bytes,
             max_queue=2,
-            logger=logging.getLogger("memcorr.websockets"),
+            logger=quiet_logger(),
         )
-        logging.getLogger("memcorr.websockets").setLevel(logging.WARNING)
         self.inference.start()
         try:
             async with contextlib.AsyncExitStack() as stack:
@@ -194,6 +193,21 @@ class PolicyServer:
         finally:
             self.inference.stop()
         log.info("stopped")
+
+
+def quiet_logger() -> logging.Logger:
+    """What websockets tells of strangers who break off or speak no HTTP: warnings, one line each."""
+
+    def in_one_line(record: logging.LogRecord) -> bool:
+        problem, record.exc_info = record.exc_info and record.exc_info[1], None
+        if problem is not None:
+            record.msg, record.args = "%s (%s)", (record.getMessage(), problem)
+        return True
+
+    logger = logging.getLogger("memcorr.websockets")
+    logger.setLevel(logging.WARNING)
+    logger.filters = [in_one_line]
+    return logger
 
 
 def serve_policy(
