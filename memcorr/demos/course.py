@@ -9,14 +9,17 @@ live gripper. Three things are compared with every frame of the course:
   time         as many steps onward as were made since the last look; what breaks ties while things stand still
 
 Each is a squared distance in units of its usual error; displacement and time are cut off where they have said
-all they can, so that a scene that was set back can carry the phase back. No simulator truth is needed: motions
-come from matched points.
+all they can, so that a scene that was set back can carry the phase back. Where a low hand fits no frame at all
+(it stands on the wrong side of what it should push, or was pushed away), the phase returns to the *gate*, where the
+reference's hand came down to the object, and stays there until the hand is back on course.
+No simulator truth is needed: motions come from matched points.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +32,8 @@ RELATION_M = 0.012  # usual error of the gripper as seen from the object
 TURN_M = 0.006  # of a point of the object, after the displacement of all was taken out
 SHIFT_M, SHIFT_LIMIT = 0.010, 4.0  # of the displacement since the start; a base may be moved in mid-episode
 PACE, BACK_LIMIT, AHEAD_LIMIT = 8.0, 12.0, 9.0  # frames; what going back or ahead costs at most
+ASTRAY_M, ON_COURSE_M = 0.04, 0.02  # the hand from every frame: where it is lost, and where it is back
+LOW_M, MOVED_M = 0.0, 0.008  # a hand that is low: this far below the gate; an object that was moved
 
 
 def carried(T: NDArray[np.floating], p: Array) -> Array:
@@ -55,6 +60,16 @@ class Course:
         R, t = self.motion[:, :3, :3], self.motion[:, :3, 3]
         return np.einsum("tji,tj->ti", R, self.gripper - t)
 
+    @cached_property
+    def gate(self) -> int:
+        """Where the hand comes down before the object moves: half-way from the highest frame to the lowest after it."""
+        shift = np.linalg.norm(carried(self.motion, self.points) - self.points, axis=-1).mean(axis=-1)
+        still = int(np.argmax(shift > MOVED_M)) if (shift > MOVED_M).any() else len(shift)
+        height = self.gripper[: max(still, 1), 2]
+        top = int(height.argmax())
+        down = top + int(np.argmax(height[top:] <= (height[top] + height[top:].min()) / 2))
+        return min(down, last_phase(len(self.motion)))
+
     @staticmethod
     def of_poses(points: Array, poses: Array, gripper: Array) -> Course:
         """From the object's poses (T, 4, 4); `points` (n, 3) in its own frame."""
@@ -68,6 +83,11 @@ class Progress:
     phase: int
     displacement: Array  # (3,) of the object against the reference, metres, when the episode began
     elapsed: int = 0  # control steps made by then
+    returning: bool = False  # to the gate, because no frame fits
+
+    def taken_up(self, elapsed: int) -> Progress:
+        """From the first look of an episode, for a reference that is begun only now."""
+        return replace(self, elapsed=elapsed)
 
 
 def interpolated(frames: Sequence[int], motions: Sequence[Array], length: int) -> Array:
@@ -87,6 +107,9 @@ class Looks:
 
     cost: Array  # (K, T) of relation and turn
     displacement: Array  # (K, T, 3) of the object, metres
+    relation: Array  # (K, T) the hand as seen from the object, from where the reference's was, metres
+    below: Array  # (K,) how far the hand is below the reference's at the gate, metres
+    gate: int
 
 
 def compare(course: Course, motion: Array, gripper: Array) -> Looks:
@@ -97,9 +120,11 @@ def compare(course: Course, motion: Array, gripper: Array) -> Looks:
     relation = np.linalg.norm(course.relation[frames] - live[:, None], axis=-1)
     now, then = carried(motion, course.points), carried(course.motion[frames], course.points)  # (K, n, 3), (T, n, 3)
     displacement = now.mean(axis=1)[:, None] - then.mean(axis=1)
+    below = course.gripper[course.gate, 2] + displacement[:, course.gate, 2] - gripper[:, 2]
     now, then = (p - p.mean(axis=1, keepdims=True) for p in (now, then))
     turned_squared = ((now[:, None] - then) ** 2).sum(axis=-1).mean(axis=-1)
-    return Looks((relation / RELATION_M) ** 2 + turned_squared / TURN_M**2, displacement)
+    cost = (relation / RELATION_M) ** 2 + turned_squared / TURN_M**2
+    return Looks(cost, displacement, relation, below, course.gate)
 
 
 def expected_phase(before: Progress | None, elapsed: int, length: int) -> int:
@@ -122,13 +147,15 @@ def seen_phase(course: Course, motion: Array, gripper: Array, before: Progress |
     return _next(compare(course, motion[None], gripper[None]), 0, before, elapsed)
 
 
-def seen_phases(course: Course, motion: Array, gripper: Array, every: int) -> NDArray[np.int64]:
+def seen_phases(
+    course: Course, motion: Array, gripper: Array, every: int, begun: Array | None = None
+) -> NDArray[np.int64]:
     """The phase (K,) of each frame of a recording, had it been followed with a look at it and at every so many
-    frames before."""
+    frames before. `begun` (3,) is the object's displacement when the episode began, if that was before."""
     looks = compare(course, motion, gripper)
     phases = np.zeros(len(motion), np.int64)
     for first in range(min(every, len(motion))):
-        progress = None
+        progress = None if begun is None else Progress(0, begun, first)
         for k in range(first, len(motion), every):
             progress = _next(looks, k, progress, k)
             phases[k] = progress.phase
@@ -140,9 +167,16 @@ def _next(looks: Looks, k: int, before: Progress | None, elapsed: int) -> Progre
     frames = np.arange(len(cost))
     if before is None:
         phase = int((cost + np.minimum((frames / PACE) ** 2, AHEAD_LIMIT)).argmin())
-        return Progress(phase, displacement[phase], elapsed)
-    moved = np.linalg.norm(displacement - before.displacement, axis=-1)
-    late = frames - (before.phase + elapsed - before.elapsed)
-    cost = cost + np.minimum((moved / SHIFT_M) ** 2, SHIFT_LIMIT**2)
-    cost += np.minimum((late / PACE) ** 2, np.where(late < 0, BACK_LIMIT, AHEAD_LIMIT))
-    return Progress(int(cost.argmin()), before.displacement, elapsed)
+        begun = displacement[phase]
+    else:
+        begun = before.displacement
+        moved = np.linalg.norm(displacement - begun, axis=-1)
+        late = frames - (before.phase + elapsed - before.elapsed)
+        cost = cost + np.minimum((moved / SHIFT_M) ** 2, SHIFT_LIMIT**2)
+        cost += np.minimum((late / PACE) ** 2, np.where(late < 0, BACK_LIMIT, AHEAD_LIMIT))
+        phase = int(cost.argmin())
+    if before is not None and before.returning:
+        returning = looks.relation[k].min() > ON_COURSE_M and looks.relation[k, looks.gate] > 1.5 * ON_COURSE_M
+    else:
+        returning = phase > looks.gate and looks.relation[k, phase] > ASTRAY_M and looks.below[k] > LOW_M
+    return Progress(looks.gate if returning else phase, begun, elapsed, bool(returning))

@@ -94,10 +94,20 @@ class PolicyController:
         """The frame to look at: by the clock, or as many steps on as were made since the last look."""
         if self.shown.phase_from == "elapsed":
             return self.shown.phase(decision.elapsed, len(reference))
+        key = decision.job, reference
         if decision.replan == 0:
             for other in self.references.values():
                 self.progress.pop((decision.job, other), None)
-        return expected_phase(self.progress.get((decision.job, reference)), decision.elapsed, len(reference))
+        if key not in self.progress and decision.began is not None:
+            self.progress[key] = self._taken_up(decision.began, reference, decision.elapsed)
+        return expected_phase(self.progress.get(key), decision.elapsed, len(reference))
+
+    def _taken_up(self, began: Decision, reference: Reference, elapsed: int) -> Progress:
+        """At the start of a reference that takes over now, knowing how the object stood when the episode began."""
+        with self.watch("match"):
+            matches = self._match([(reference, 0)], [began])
+        assert matches is not None
+        return located(matches[0], self._course(reference, began), 0, seen(began).gripper, None, 0)[0].taken_up(elapsed)
 
     def _seen(
         self, followed: list[tuple[Reference, int]], matches: Matches, decisions: Sequence[Decision]

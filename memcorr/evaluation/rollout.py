@@ -11,7 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -48,6 +48,7 @@ class Decision:
     frame: Frame | None  # None if the controller said that it does not look
     T_world_object: Array  # simulator truth: for ground-truth relations and diagnostics only
     robot_state: Array  # s (9), known without looking
+    began: Decision | None = None  # the episode's first look, for a reference that is taken up later
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,9 @@ def roll_out(
             else:
                 lane.state, lane.place = world.snapshot(), world.place
                 done = len(lane.answers), len(lane.executed)
-                lane.decision = _look(world, controller, lane.job, *done, lane.late_mask, watch)
+                began = lane.decision.began or lane.decision
+                decision = _look(world, controller, lane.job, *done, lane.late_mask, watch)
+                lane.decision = replace(decision, began=began)
         active = [lane for lane in active if not lane.over]
 
 

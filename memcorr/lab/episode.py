@@ -54,6 +54,7 @@ class Lane:
     success: bool = False  # now
     first_success: int | None = None  # step, since the reference was begun
     broken: bool = False  # physics broke down, or an action is no number: it stands still
+    began: Decision | None = None  # the episode's first look
 
 
 @dataclass(frozen=True)
@@ -187,9 +188,10 @@ class Episode:
         world, controller = self.world, guide.controllers[lane.name]
         frame = world.observe() if controller.looks else None
         job = Job(self.scene, guide.demonstration.task)
-        decision = Decision(job, lane.looks, self.now.elapsed, frame, world.T_world_object, world.robot_state)
+        poses = world.T_world_object, world.robot_state
+        decision = Decision(job, lane.looks, self.now.elapsed, frame, *poses, began=lane.began)
         (answer,) = controller.decide([decision])
-        return replace(lane, answer=answer, since=0, looks=lane.looks + 1)
+        return replace(lane, answer=answer, since=0, looks=lane.looks + 1, began=lane.began or decision)
 
     def _stepped(self, lane: Lane) -> Lane:
         if lane.broken:

@@ -109,7 +109,7 @@ class Policy:
         self.sampler = make_sampler(self.network, d.guidance, d.schedule, d.ddim_steps, d.predicts)
 
     def follow(self, reference: Demonstration, matcher: str | Matcher = "embedded", lanes: int = 1) -> Follower:
-        """This policy bound to a reference; make another one to swap the reference at run time.
+        """This policy bound to a reference; `Follower.swap` exchanges it at run time.
 
         `matcher` is a name, a file of the embedded one's weights, or any object that is a `Matcher`.
         `lanes` is the batch that a plan is computed in: evaluation uses 8, whose bits differ in the last place.
@@ -202,6 +202,7 @@ class Look:
     reference: Reference
     elapsed: int  # control steps since the reference was begun
     before: Progress | None = None  # of the last plan; None at the first look
+    began: Frame | None = None  # the first of the episode, where this reference is taken up in the middle of one
     seed: int = 0  # draws the noise of the sample
     noise: NDArray[np.float32] | None = None  # (16, 4) if it is given instead
 
@@ -225,6 +226,8 @@ class Planner:
     def follow(self, looks: Sequence[Look]) -> list[Plan]:
         """What continues each reference from what is seen, one to one."""
         seen = self.policy.design.phase == "seen" and self.matcher is not None
+        if seen:
+            looks = [self._taken_up(look) for look in looks]
         shown = [(look.reference, self._expected(look, seen)) for look in looks]
         matches = self.match(shown, [look.frame for look in looks])
         requests, progress = [], []
@@ -239,6 +242,15 @@ class Planner:
             requests.append(Request(look.frame, noise, reference.demonstration, j, point_pairs))
             progress.append(now)
         return [replace(plan, progress=now) for plan, now in zip(self.plan(requests), progress, strict=True)]
+
+    def _taken_up(self, look: Look) -> Look:
+        """A reference that is begun now, but in an episode that is not, knows how the object stood at its beginning."""
+        if look.before is not None or look.began is None:
+            return look
+        matches = self.match([(look.reference, 0)], [look.began])
+        assert matches is not None
+        first, _ = located(matches[0], look.reference.course, 0, look.began.gripper, None, 0)
+        return replace(look, before=first.taken_up(look.elapsed))
 
     @staticmethod
     def _expected(look: Look, seen: bool) -> int:
@@ -258,6 +270,11 @@ class Follower:
         used = loaded if policy.design.needs_matches else None
         self.reference, self.planner = Reference(reference, used), Planner(policy, used, lanes, policy.design.lifting)
         self.progress: Progress | None = None  # of the episode under way
+        self.began: Frame | None = None  # its first frame
+
+    def swap(self, reference: Demonstration) -> None:
+        """Follows another reference from the next plan on, in the middle of the episode."""
+        self.reference, self.progress = Reference(reference, self.reference.matcher), None
 
     def plan(self, frame: Frame, elapsed: int, seed: int = 0, noise: NDArray[np.float32] | None = None) -> Plan:
         """What continues the reference from `frame`, `elapsed` control steps after the start.
@@ -268,11 +285,13 @@ class Follower:
         `seed` draws the noise of the sample, unless `noise` (16, 4) is given. `elapsed` 0 begins an episode.
         """
         check_frame(frame, state_dim=self.planner.policy.design.state_dim)
-        before = self.progress if elapsed else None
-        plan = self.planner.follow([Look(frame, self.reference, elapsed, before, seed, noise)])[0]
+        if not elapsed:
+            self.progress, self.began = None, None
+        look = Look(frame, self.reference, elapsed, self.progress, self.began, seed, noise)
+        plan = self.planner.follow([look])[0]
         if not np.isfinite(plan.actions).all():  # the last gate before a robot
             raise ValueError("the plan holds NaN or infinity: the frame, robot_state or gripper cannot be right")
-        self.progress = plan.progress
+        self.progress, self.began = plan.progress, self.began or frame
         return plan
 
 

@@ -13,11 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..correspondence.matches import Matches
+from ..correspondence.rigid import fit_motion
 from ..spec import SPEC, Array
 
 Representation = Literal["full", "motion", "centroid", "tracking"]
 TRACKING_M, GAP_M, COMMAND = 0.1, 0.02, 0.3  # metres, metres and actions that count as 1 in "tracking"
-GAIN, FARTHEST_M = 8.0, 0.05  # action per metre, metres: of `continued`
+GAIN, FASTEST = 8.0, 0.6  # action per metre, action: of `continued`
+LEAVE_M, COME_DOWN_M = (0.03, 0.06), (0.015, 0.045)  # how far aside a low hand goes up, a high one stays there
+RISE_M = (0.04, 0.08)  # how far below the height of travelling it only rises
+FAR_M = (0.03, 0.06)  # where it counts how the object is turned
 VECTORS = (0, 3, 6, 9, 14)  # first fields of what turns with the world
 
 
@@ -83,19 +87,49 @@ def continued(
     """Displacements (..., 16, 3) that continue the reference from frame j: what its hand was told, and the way back to
     where its hand was, as seen from the object; nothing with fewer than four valid points.
 
-    Arguments as in `build_relations`. The way back is taken as the scripted expert takes it, in proportion, and
-    counts up to 5 cm: from farther away it takes more than a straight line.
+    Arguments as in `build_relations`. The way back is taken as the scripted expert takes it: in proportion and no
+    faster than its hand ever moves; whoever is beside its place goes up first, to where the reference's hand came from,
+    then across, and comes down above it. What the hand was told waits for the same.
     """
     frames = np.minimum(np.asarray(j)[..., None] + np.arange(SPEC.chunk), command_ref.shape[-2] - 1)
     told = np.take_along_axis(np.asarray(command_ref), frames[..., None], axis=-2)
-    valid = matches.valid[..., None]
-    there, here = _future(gripper_ref, j)[..., :1, :] - matches.p_ref, gripper_live[..., None, :] - matches.p_live
-    count = np.maximum(valid.sum(axis=-2), 1)
-    gap = np.where(valid, there - here, 0.0).sum(axis=-2) / count
-    gap = gap * np.minimum(1.0, FARTHEST_M / np.maximum(np.linalg.norm(gap, axis=-1, keepdims=True), 1e-9))
-    back = GAIN * (1 - GAIN / 100) ** np.arange(SPEC.chunk)  # an action of 1 is 1 cm
+    there = _future(gripper_ref, j)[..., 0, :]
+    gap, steps = _way_back(matches, gripper_live, there), []
+    so_far = np.arange(gripper_ref.shape[-2]) <= np.asarray(j)[..., None]
+    above = np.where(so_far, gripper_ref[..., 2], -np.inf).max(axis=-1)[..., None] - there[..., 2:]
+    for k in range(SPEC.chunk):
+        aside = np.linalg.norm(gap[..., :2], axis=-1, keepdims=True)
+        low = _smoothstep(gap[..., 2:] + above, *RISE_M)
+        away = low * _smoothstep(aside, *LEAVE_M) + (1 - low) * _smoothstep(aside, *COME_DOWN_M)
+        level = 1 - away * low
+        back = GAIN * np.concatenate([level * gap[..., :2], gap[..., 2:] + away * above], axis=-1)
+        back = back * np.minimum(1.0, FASTEST / np.maximum(np.linalg.norm(back, axis=-1, keepdims=True), 1e-9))
+        onward = level * told[..., k, :]
+        onward[..., 2:] *= np.where(onward[..., 2:] < 0, 1 - away, 1.0)
+        steps.append(back + onward)
+        gap = gap - back / 100  # an action of 1 is 1 cm
     enough = matches.valid.sum(axis=-1) >= SPEC.min_valid
-    return np.where(enough[..., None, None], told + back[:, None] * gap[..., None, :], 0.0)
+    return np.where(enough[..., None, None], np.stack(steps, axis=-2), 0.0)
+
+
+def _way_back(matches: Matches, here: Array, there: Array) -> Array:
+    """From the live hand to where the reference's was, (..., 3) metres, as seen from the object.
+
+    Near its course a hand sees no more than how far the points are; from farther away, how the object is turned counts
+    as well (a door that stands otherwise is approached from elsewhere), which few points tell less exactly.
+    """
+    weight = np.where(matches.valid, np.maximum(matches.confidence, 0.02), 1e-9)
+    share = (np.where(matches.valid, 1.0, 1e-9) / np.maximum(matches.valid.sum(axis=-1, keepdims=True), 1))[..., None]
+    p_ref, p_live = (share * matches.p_ref).sum(axis=-2), (share * matches.p_live).sum(axis=-2)
+    gap = (there - p_ref) - (here - p_live)
+    R, _ = fit_motion(matches.p_ref, matches.p_live, weight)
+    turned_gap = np.einsum("...ij,...j->...i", R, there - p_ref) - (here - p_live)
+    return gap + _smoothstep(np.linalg.norm(gap, axis=-1, keepdims=True), *FAR_M) * (turned_gap - gap)
+
+
+def _smoothstep(x: Array, low: float, high: float) -> Array:
+    t = np.clip((x - low) / (high - low), 0.0, 1.0)
+    return np.asarray(t * t * (3 - 2 * t))
 
 
 def _motion(gripper_ref: Array, j: NDArray[np.int64] | int) -> Relations:

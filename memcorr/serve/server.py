@@ -145,7 +145,7 @@ class PolicyServer:
         content: dict[str, Any] = {"reference": session.name, "elapsed": session.elapsed}
         if (look := session.look(message)) is not None:
             planned = await asyncio.wrap_future(self.inference.submit(look))
-            plan, session = planned.plan, session.executed(planned.plan)
+            plan, session = planned.plan, session.executed(planned.plan, look.frame)
             timing = {"infer_ms": planned.infer_ms, "wait_ms": planned.wait_ms, "company": planned.company}
             content |= {
                 "actions": plan.actions,

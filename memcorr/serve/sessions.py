@@ -11,6 +11,7 @@ from ..correspondence.matcher import Matcher
 from ..demos.course import Progress
 from ..demos.store import Store, demonstration_path, read_demonstration
 from ..errors import UserError
+from ..frames import Frame
 from ..policy.policy import Look, Plan
 from ..spec import SPEC
 from .inference import ServedReference
@@ -65,6 +66,7 @@ class Session:
     elapsed: int = 0  # control steps since the reference was begun
     uploads: tuple[tuple[str, ServedReference, int], ...] = ()  # name, reference, bytes
     progress: Progress | None = None  # of the last plan, where the phase is by what is seen
+    began: Frame | None = None  # the first of the episode
 
     @property
     def held(self) -> int:
@@ -87,7 +89,9 @@ class Session:
             reference = own[name] if name in own else library.find(name)
         begun = message.reset or reference is not self.reference
         elapsed, progress = (0, None) if begun else (self.elapsed, self.progress)
-        return Session(name, reference, elapsed if message.elapsed is None else message.elapsed, uploads, progress)
+        began = None if message.reset else self.began
+        now = elapsed if message.elapsed is None else message.elapsed
+        return Session(name, reference, now, uploads, progress, began)
 
     def look(self, message: Message) -> Look | None:
         """The decision that the message asks for, if it does."""
@@ -95,8 +99,9 @@ class Session:
             return None
         if self.reference is None:
             raise Refused("no reference chosen: name one of the metadata's references, or upload one")
-        return Look(message.frame, self.reference, self.elapsed, self.progress, message.seed)
+        return Look(message.frame, self.reference, self.elapsed, self.progress, self.began, message.seed)
 
-    def executed(self, plan: Plan) -> Session:
+    def executed(self, plan: Plan, frame: Frame) -> Session:
         """Unless it says otherwise, a client executes half of a chunk before it looks again."""
-        return replace(self, elapsed=self.elapsed + SPEC.executed, progress=plan.progress)
+        began = self.began or frame
+        return replace(self, elapsed=self.elapsed + SPEC.executed, progress=plan.progress, began=began)

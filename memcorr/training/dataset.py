@@ -275,7 +275,11 @@ def _reference_frames(query: Demonstration, reference: Demonstration, points: Ar
         return closest_frames(query.joint[:n], np.arange(n), reference.joint, recipe.tie_break)
     course = Course.of_poses(points, _pose(reference), reference.gripper)
     motion = _pose(query)[:n] @ np.linalg.inv(_pose(reference)[0])
-    return seen_phases(course, motion, query.gripper[:n], SPEC.executed)
+    begun = None
+    if "other-task" in query.disturbances:  # the episode began before the recording: with the object at its start
+        pair = find_pair(query.world)
+        begun = pair.place(query.u) - pair.place(reference.u)
+    return seen_phases(course, motion, query.gripper[:n], SPEC.executed, begun)
 
 
 def _load_images(store: Store, pairs: Sequence[int]) -> Images:

@@ -9,7 +9,7 @@ from scipy.spatial.transform import Rotation
 from memcorr.correspondence.matches import ground_truth_matches, motion_of, retimed
 from memcorr.demos.course import Course, Progress, expected_phase, interpolated, seen_phase
 from memcorr.demos.store import Demonstration, Store
-from memcorr.spec import SPEC, TASKS, Array, Task
+from memcorr.spec import SPEC, TASKS, Array, Task, opposite
 from memcorr.worlds.pairs import HANDLE_POINTS
 
 
@@ -71,6 +71,43 @@ def test_a_door_that_is_set_back_takes_the_phase_along(store: Store, task: Task)
     phases = follow(course, motions[: half + 9], live.gripper)
     moved = int(np.argmax(np.abs(store.demonstration(0, task).joint - live.joint[0]) > 0.05))
     assert undisturbed[-1] > moved + SPEC.executed and phases[-1] <= moved
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_lost_hand_returns_to_where_the_reference_came_down(store: Store, task: Task) -> None:
+    """On the wrong side of the door no frame fits: the phase waits at the gate until the hand is back on course."""
+    reference, live = store.demonstration(0, task), store.demonstration(0, opposite(task, "door"))
+    course = course_of(reference)
+    height = reference.gripper[:, 2]
+    contact = int(np.argmax(np.abs(reference.joint - reference.joint[0]) > 0.02))
+    assert 0 < course.gate < contact and height[contact] + 0.03 < height[course.gate] < height[0] - 0.03
+    wrong = live.gripper[int(np.argmax(np.abs(live.joint - live.joint[0]) > 0.02))]  # where the other task pushes
+    begun = Progress(60, np.zeros(3), 60)
+    lost = seen_phase(course, np.eye(4), wrong, begun, 68)
+    assert lost.returning and lost.phase == course.gate
+    beside = seen_phase(course, np.eye(4), wrong + np.array([0, 0, 0.05]), lost, 76)
+    assert beside.returning and beside.phase == course.gate
+    found = seen_phase(course, np.eye(4), reference.gripper[course.gate - 2], beside, 84)
+    assert not found.returning and abs(found.phase - course.gate) <= SPEC.executed
+    assert not seen_phase(course, np.eye(4), reference.gripper[contact] + [0.02, 0, 0], begun, 68).returning
+
+
+def test_a_reference_that_is_taken_up_later_knows_how_the_object_stood() -> None:
+    """A drawer that was pulled out by 6 cm is not one that stands 6 cm nearer."""
+    points, slide = np.random.default_rng(0).normal(size=(16, 3)) * 0.05, np.zeros((100, 4, 4))
+    slide[:] = np.eye(4)
+    slide[40:, 1, 3] = np.minimum(np.arange(60) * 0.004, 0.1)  # pushed in by 10 cm
+    course = Course(
+        points,
+        slide,
+        np.concatenate([np.linspace([0, -0.3, 0.2], [0, -0.1, 0.0], 40), slide[40:, :3, 3] - [0, 0.1, 0]]),
+    )
+    now = np.eye(4)
+    now[1, 3] = 0.06
+    first = seen_phase(course, np.eye(4), course.gripper[0], None, 0)
+    hand = course.gripper[40] + [0, 0.06, 0]
+    assert seen_phase(course, now, hand, first.taken_up(48), 48).phase > 50
+    assert seen_phase(course, now, hand, None, 48).phase < 50
 
 
 def test_motions_between_looks_are_interpolated(store: Store) -> None:

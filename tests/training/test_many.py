@@ -279,7 +279,7 @@ def test_the_recipe_trains_and_validates_per_world(folders: dict[str, Path], tmp
 
 
 def test_a_reference_is_continued_by_its_commands_and_the_way_back(door: Dataset) -> None:
-    """Where the hand is where the reference's was: its commands. Beside it: the way back, up to five centimetres."""
+    """Where the hand is where the reference's was: its commands. Beside it: the way back; far beside it: up first."""
     rows = np.array([100])
     d, j = int(door.windows.demonstration[100]), door.reference_frame[rows]
     r = int(door.reference[d])
@@ -293,7 +293,12 @@ def test_a_reference_is_continued_by_its_commands_and_the_way_back(door: Dataset
     aside = np.array([0.01, -0.02, 0.0])
     assert np.allclose(plan(hand + aside)[0] - told[0], -8 * aside)
     assert np.all(np.abs(plan(hand + aside)[15] - told[15]) < 8 * np.abs(aside) + 1e-9)  # the nearer, the less
-    assert np.isclose(np.linalg.norm(plan(hand + 20 * aside)[0] - told[0]), 8 * 0.05)
+    lost = plan(hand + 5 * aside)
+    assert np.allclose(lost[0], [0, 0, 0.6])  # straight up, as fast as the expert's hand moves
+    above = door.gripper[r, : j[0] + 1, 2].max() - hand[0, 2]
+    high = plan(hand + 5 * aside + [0, 0, above])
+    assert np.allclose((high[0] - [*told[0, :2], 0])[:2] / -0.6, 5 * aside[:2] / np.linalg.norm(5 * aside))
+    assert abs(high[0, 2]) < 0.02  # across, and not down yet
     blind = dataclasses.replace(same, valid=np.zeros_like(same.valid))
     assert not continued(blind, hand, door.gripper[[r]], j, door.command[[r]]).any()
 
