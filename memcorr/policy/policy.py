@@ -271,10 +271,12 @@ class Follower:
         self.reference, self.planner = Reference(reference, used), Planner(policy, used, lanes, policy.design.lifting)
         self.progress: Progress | None = None  # of the episode under way
         self.began: Frame | None = None  # its first frame
+        self.swapped = False  # since the last plan
 
     def swap(self, reference: Demonstration) -> None:
-        """Follows another reference from the next plan on, in the middle of the episode."""
-        self.reference, self.progress = Reference(reference, self.reference.matcher), None
+        """Follows another reference from the next plan on, in the middle of the episode; its steps may be counted
+        from here on or from the start of the episode."""
+        self.reference, self.progress, self.swapped = Reference(reference, self.reference.matcher), None, True
 
     def plan(self, frame: Frame, elapsed: int, seed: int = 0, noise: NDArray[np.float32] | None = None) -> Plan:
         """What continues the reference from `frame`, `elapsed` control steps after the start.
@@ -285,13 +287,13 @@ class Follower:
         `seed` draws the noise of the sample, unless `noise` (16, 4) is given. `elapsed` 0 begins an episode.
         """
         check_frame(frame, state_dim=self.planner.policy.design.state_dim)
-        if not elapsed:
+        if not elapsed and not self.swapped:
             self.progress, self.began = None, None
         look = Look(frame, self.reference, elapsed, self.progress, self.began, seed, noise)
         plan = self.planner.follow([look])[0]
         if not np.isfinite(plan.actions).all():  # the last gate before a robot
             raise ValueError("the plan holds NaN or infinity: the frame, robot_state or gripper cannot be right")
-        self.progress, self.began = plan.progress, self.began or frame
+        self.progress, self.began, self.swapped = plan.progress, self.began or frame, False
         return plan
 
 

@@ -20,7 +20,6 @@ import numpy as np
 
 from ..correspondence.lift import BATCH
 from ..correspondence.matcher import Matcher
-from ..demos.phase import last_phase
 from ..errors import UserError
 from ..frames import Camera, Frame
 from ..policy.policy import Look, Plan, Planner, Policy, Reference, Request, initial_noise
@@ -41,18 +40,22 @@ class ServedReference(Reference):
     """
 
     def prepare(self, phases: Sequence[int]) -> None:
-        for j in phases:
-            if j not in self._prepared:
-                looks = list(range(j % SPEC.executed, last_phase(len(self)) + 1, SPEC.executed))
-                first = max(min(looks.index(j), len(looks) - BATCH), 0)
-                try:
-                    super().prepare(looks[first : first + BATCH])
-                except (UserError, ValueError) as problem:  # names files of this machine
-                    log.warning(f"{problem}")
-                    raise Refused("the reference cannot be used; the server's log says why") from None
+        wanted = phases if len(phases) > 1 else self._ahead(phases[0])
+        try:
+            super().prepare(wanted)
+        except (UserError, ValueError) as problem:  # names files of this machine
+            log.warning(f"{problem}")
+            raise Refused("the reference cannot be used; the server's log says why") from None
         for old in list(self._prepared)[:-KEPT]:  # the order of a dictionary: oldest first
             if old not in phases:
                 del self._prepared[old]
+
+    def _ahead(self, j: int) -> list[int]:
+        if j in self._prepared:
+            return [j]
+        looks = list(range(j % SPEC.executed, len(self), SPEC.executed))
+        first = max(min(looks.index(j), len(looks) - BATCH), 0)
+        return looks[first : first + BATCH]
 
     def forget(self) -> None:
         self._prepared.clear()

@@ -24,6 +24,7 @@ from ..frames import Camera, Frame, check_frame
 DTYPES = ("|b1", "|u1", "<i4", "<i8", "<f4", "<f8")
 MOST_AXES = 4  # a recording of colour images
 MOST_PARTS = 100  # lists, and maps: an upload has 15 and 16
+FARTHEST_CM = 100.0  # that a hand is told to move in one step
 MOST_FRAMES = 2000  # of an uploaded reference
 LONGEST_NAME = 80
 IMAGES = {"rgb": None, "depth": np.float32, "mask": None}  # and what they are computed with, if not as they come
@@ -189,16 +190,25 @@ def read_frame(content: dict[str, Any]) -> Frame:
 
 
 def read_upload(content: dict[str, Any]) -> Upload:
-    """A recording: a name, and the arrays of an observation with a time axis in front."""
+    """A recording: a name, the arrays of an observation with a time axis in front, and if it is known what the hand
+    was told, `action` (T, 3 or more), centimetres per step."""
     name = content.get("name")
     if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
         raise Refused(f"an uploaded reference needs a name of at most {LONGEST_NAME} letters")
-    if unknown := [key for key in content if key not in (*FRAME, "name")]:
-        raise Refused(f"unknown field {_brief(unknown[0])} of a reference: choose from name, {', '.join(FRAME)}")
+    if unknown := [key for key in content if key not in (*FRAME, "name", "action")]:
+        raise Refused(
+            f"unknown field {_brief(unknown[0])} of a reference: choose from name, action, {', '.join(FRAME)}"
+        )
     a = _arrays(content, "reference")
     T = len(a["rgb"]) if a["rgb"].ndim else 0
     if not 2 <= T <= MOST_FRAMES or any(array.ndim < 1 or len(array) != T for array in a.values()):
         raise Refused(f"a reference has 2 to {MOST_FRAMES} frames, the same number in every array")
+    action = content.get("action", np.zeros((T, 0)))
+    if not isinstance(action, np.ndarray) or action.ndim != 2 or len(action) != T or action.dtype.kind != "f":
+        raise Refused(f"reference.action must be an array of floats, ({T}, 3) or wider")
+    with np.errstate(over="ignore", invalid="ignore"):
+        if not (np.abs(action) <= FARTHEST_CM).all():
+            raise Refused("reference.action holds NaN, infinity or more than a metre per step: give centimetres")
     upload = Upload(
         Path(name),
         pair=0,
@@ -208,7 +218,7 @@ def read_upload(content: dict[str, Any]) -> Upload:
         T_world_cam=a["T_world_cam"],
         robot_state=a["robot_state"],
         gripper=a["gripper"],
-        action=np.zeros((T, 0)),  # a reference is followed by what is seen of it
+        action=action.astype(np.float64, copy=False),  # none: how the hand moved stands for it
         recorded_joint=None,
         object_pose=None,
         images=(a["rgb"], a["depth"], a["mask"]),

@@ -117,20 +117,21 @@ def server(store: Store, key_file: Path, tmp_path_factory: pytest.TempPathFactor
         yield running
 
 
-Expected = Callable[[str, Frame, int], np.ndarray]
+Expected = Callable[..., np.ndarray]
 
 
 @pytest.fixture(scope="session")
 def expected(store: Store) -> Expected:
-    """The chunk that the library plans itself, with as many lanes: (reference, frame, elapsed)."""
+    """The chunk that the library plans itself, with as many lanes: (reference, frame, elapsed steps at each look)."""
     policy, matcher = memcorr.load_policy(device="cpu"), load_matcher("embedded")
     followers: dict[str, Any] = {}
 
-    def plan(name: str, frame: Frame, elapsed: int) -> np.ndarray:
+    def plan(name: str, frame: Frame, *looks: int) -> np.ndarray:
         if name not in followers:
             _, pair, task = name.split("-")
             followers[name] = policy.follow(store.demonstration(int(pair), task), matcher, LANES)
-        return followers[name].plan(frame, elapsed).actions
+        followers[name].progress = followers[name].began = None
+        return [followers[name].plan(frame, elapsed).actions for elapsed in looks][-1]
 
     return plan
 

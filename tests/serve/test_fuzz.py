@@ -219,7 +219,9 @@ def behave(
 def test_nonsense_harms_nobody(store: Store, expected: Expected, tmp_path: Path) -> None:
     frames = [store.demonstration(1, task).frame(10) for task in ("open", "close")]
     seen = [observation_of(frame) for frame in frames]
-    right = {(n, i): [expected(n, frames[i], 8 * k) for k in range(LOOKS)] for n in NAMES for i in range(2)}
+    right = {
+        (n, i): [expected(n, frames[i], *range(0, 8 * k + 1, 8)) for k in range(LOOKS)] for n in NAMES for i in range(2)
+    }
     options = ("--references", str(store.root), "--port", "0", "--lanes", str(LANES), "--megabytes", "1")
     tally = Counter[str]()
     with serving(tmp_path / "log", *options) as server:
