@@ -129,7 +129,9 @@ def measured_kinds(here: Path) -> tuple[Kind, ...]:
 
     def write(path: Path) -> None:
         write_json(path.parent / rows.MEASURED, dataclasses.asdict(settings))
-        shapes = {name: [sizes.get(str(n), n) for n in form.shape] for name, form in rows.FORMS.items()}
+        shapes = {
+            name: [sizes[n] if isinstance(n, str) else n for n in form.shape] for name, form in rows.FORMS.items()
+        }
         arrays = {name: rng.integers(0, 2, shapes[name]).astype(form.dtype) for name, form in rows.FORMS.items()}
         write_arrays(path.parent / rows.ROWS, arrays)
 
