@@ -7,7 +7,6 @@ import json
 import os
 import random
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from memcorr.errors import UserError
 from memcorr.files import SEAL, read_arrays, read_json
 
 from ..test_runs import until
-from .children import Trouble, disk, ended, load, orphans, processor_seconds, start, told
+from .children import Trouble, disk, ended, load, orphans, processor_seconds, start, told, wait
 from .counts import Counts
 
 ROOT = Path(__file__).parents[2]
@@ -76,7 +75,7 @@ def lines(here: Path) -> dict[str, list[str]]:
         "collect": ["collect", "--pairs", "1", "--workers", "1"],
         "match": [*matching, "1"],
         "train": ["train", "debug", "--data", str(store), *cache, "--set", *few],
-        "evaluate": ["evaluate", "replay", *rolling, "1", "2"],
+        "evaluate": ["evaluate", "replay", *rolling, "1"],
         "evaluate-policy": ["evaluate", str(run), *rolling, "--tasks", "open", "close"],
         "collect-disturbed": ["collect", "--disturbed", "--world", "drawer", "--pairs", "1", "--workers", "1"],
         "demo": ["demo", "--policy", str(run), "--scenes", "1", "--workers", "1"],
@@ -121,7 +120,7 @@ def undisturbed(out: Path, line: list[str], here: Path) -> tuple[float, int]:
     child = start(line, errors, out)
     while (code := _ended_yet(child)) is _RUNNING:
         used = max(used, processor_seconds(child))
-        time.sleep(0.02)
+        wait(child, 0.1)
     if code != 0:
         raise SystemExit(f"memcorr {' '.join(line)} does not work here: {errors.read_text()}")
     writes = errors.with_suffix(".writes")
