@@ -3,7 +3,7 @@
     python -m tests.torture                               # everything, at the counts that the project promises
     python -m tests.torture files frames                  # some of it
     python -m tests.torture kills --times 0.1             # a tenth as often
-    python -m tests.torture kills --verbs report train    # of some verbs
+    python -m tests.torture kills --verbs report train    # of some verbs; one that is named twice has two turns
     python -m tests.torture races kills races --times .5  # in this order, on what was made once
     python -m tests.torture races --add counts.jsonl      # counts of several runs add up in a file; Ctrl-C keeps them
 
