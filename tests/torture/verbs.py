@@ -269,4 +269,6 @@ def races(here: Path, count: int, chosen: list[str], counts: Counts) -> None:
 
 
 def _used(child: int, seconds: float) -> Callable[[], bool]:
-    return lambda: processor_seconds(child) >= seconds or not Path(f"/proc/{child}/stat").exists()
+    """Whether it has used so much of the processor, or has ended before that."""
+    over = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    return lambda: processor_seconds(child) >= seconds or os.waitid(os.P_PID, child, over) is not None
