@@ -192,7 +192,12 @@ def test_other_weights_of_the_matcher_never_complete_a_file() -> None:
 def test_no_tasks_are_both_also_for_a_video(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`--tasks` without any once left nothing to film."""
     asked: list[Any] = []
-    monkeypatch.setattr("memcorr.evaluation.evaluate.evaluate", lambda *_, **given: [asked.append(given), ROW][1:])
+
+    def rolled(*_: Any, **given: Any) -> list[Episode]:
+        asked.append(given)
+        return [ROW]
+
+    monkeypatch.setattr("memcorr.evaluation.evaluate.evaluate", rolled)
     monkeypatch.setattr("memcorr.show.story.watch", lambda *given: asked.append(given[2]))
     monkeypatch.setattr("memcorr.show.video.write_video", lambda *_: "a film")
     line = ["memcorr", "evaluate", "expert", "--tasks", "--video", "--data", "x", "--out", str(tmp_path)]
