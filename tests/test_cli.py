@@ -47,6 +47,7 @@ BAD = (
     "evaluate servo --swap 3",
     "evaluate shipped --swap -8",
     "evaluate shipped --swap 200",
+    "evaluate shipped --matcher nowhere.safetensors",
     "evaluate shipped --phase later",
     "evaluate shipped --phase seen --phase-offset 8",
     "evaluate expert --phase-speed nan",

@@ -57,18 +57,20 @@ def frame(seed: int, size: int = SIZE) -> Frame:
     return Frame(rgb, depth, rng.random((size, size)) < 0.5, camera, rng.random(9), rng.random(3))
 
 
-def write_small(path: Path, pair: int = 0, task: str = "open", size: int = SIZE, **changes: Any) -> Path:
+def write_small(
+    path: Path, pair: int = 0, task: str = "open", size: int = SIZE, frames: int = FRAMES, **changes: Any
+) -> Path:
     """A demonstration of a few frames."""
     rng = np.random.default_rng(0)
     arguments: dict[str, Any] = {
-        "action": rng.uniform(-1, 1, (FRAMES, 4)),
-        "joint": rng.random(FRAMES),
-        "object_pose": np.tile(np.eye(4), (FRAMES, 1, 1)),
+        "action": rng.uniform(-1, 1, (frames, 4)),
+        "joint": rng.random(frames),
+        "object_pose": np.tile(np.eye(4), (frames, 1, 1)),
         "pair": pair,
         "task": task,
         "u": (0.25, 0.75),
     }
-    write_demonstration(path, [frame(k, size) for k in range(FRAMES)], **(arguments | changes))
+    write_demonstration(path, [frame(k, size) for k in range(frames)], **(arguments | changes))
     return path
 
 

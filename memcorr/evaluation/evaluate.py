@@ -248,11 +248,11 @@ def evaluate(
     jobs = list_jobs(conditions, scene_seed, tasks, scenes, world, disturbances)
     if not jobs:
         raise UserError("--condition: give at least one")
+    named = replace(shown, matcher=matcher_label(shown.matcher))  # complains before references are recorded
     if data is None and follows(subject, shown):
         data = find_references(out, world)
     store = Path(data) if data is not None else None
     sources = Sources.find(subject, shown, store, world, view)
-    named = replace(shown, matcher=matcher_label(shown.matcher))
     asked = [episode(subject, named, job, sources) for job in jobs]
     wanted = {row.key: (row, job) for row, job in zip(asked, jobs, strict=True)}
     with claimed(out):

@@ -7,6 +7,7 @@ is in `meta/memcorr.json`; a reader that does not know it loses nothing else.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import math
@@ -22,8 +23,8 @@ from tqdm import tqdm
 
 from ..demos.store import Demonstration, Store, opened
 from ..errors import UserError
-from ..files import read_json, write_json
-from ..runs import claimed, written_whole
+from ..files import digest_of, read_json, write_json
+from ..runs import claimed, write_text, written_whole
 from ..spec import WORLD_TASKS
 from .check.evidence import in_blocks
 from .lerobot import COUNTERS, EXTRA, IMAGES, NUMBERS, OWN, VERSION, pa, pq
@@ -72,8 +73,12 @@ def export_lerobot(store: Store, out: Path, fps: float | None = None) -> int:
             for d in present
         ]
         collection = read_json(store.root / "collection.json", dict[str, Any], "a description of demonstrations")
-        write_json(out / OWN, {"collection": collection, "episodes": own})  # as it is: back again it is the same file
-        write_json(out / "meta/info.json", information(store, features, fps, present, tasks), check=False)
+        info = json.dumps(information(store, features, fps, present, tasks), indent=2) + "\n"
+        files = {str(path.relative_to(out)): digest_of(path) for path in sorted(out.rglob("*.parquet"))}
+        files["meta/info.json"] = hashlib.sha256(info.encode()).hexdigest()
+        # The collection as it is: back again it is the same file.
+        write_json(out / OWN, {"collection": collection, "episodes": own, "files": files})
+        write_text(out / "meta/info.json", info)
     return len(present)
 
 

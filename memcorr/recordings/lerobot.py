@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from ..demos.store import JOINT
 from ..errors import UserError
-from ..files import read_json
+from ..files import digest_of, read_json
 from ..frames import Camera, Frame
 from .film import Film, dequantised, metres
 from .sidecars import (
@@ -63,21 +63,42 @@ def import_lerobot(
     masks: bool = True,
 ) -> int:
     """Every episode; how many."""
-    dataset = Dataset.open(root, mapping, calibration, masks)
-    own = read_json(root / OWN, dict[str, Any], "what memcorr exported", COPY) if (root / OWN).exists() else None
+    own = Own.read(root) if (root / OWN).exists() else None
+    try:
+        dataset = Dataset.open(root, mapping, calibration, masks)
+    except (LookupError, TypeError, ValueError, AttributeError) as problem:
+        raise UserError(
+            f"{root / 'meta/info.json'} is not understood ({type(problem).__name__}: {problem}); {COPY}"
+        ) from None
     manifest = {"world": word(world or RECORDED), "source": f"LeRobotDataset {VERSION}"}
-    recordings = dataset.recordings(own["episodes"] if own else None)
+    recordings = dataset.recordings(own.episodes if own else None)
     if own is not None and world is None:
-        manifest = own["collection"]
+        manifest = own.collection
     else:
         recordings = (replace(recording, world=None) for recording in recordings)
-    try:
-        return write_store(out, recordings, manifest)
-    except pa.ArrowException as problem:
-        raise UserError(f"{root} is damaged ({str(problem).splitlines()[0]}); copy the dataset again") from None
+    return write_store(out, recordings, manifest, root, COPY)
 
 
 COPY = "copy the dataset again"
+
+
+@dataclass(frozen=True)
+class Own:
+    """`meta/memcorr.json`: what an export of ours knows beyond LeRobot's format."""
+
+    collection: dict[str, Any]
+    episodes: list[dict[str, Any]]
+    files: dict[str, str] = field(default_factory=dict)  # SHA-256 of those that are read: theirs have no checksums
+
+    @staticmethod
+    def read(root: Path) -> Own:
+        own = read_json(root / OWN, Own, "what memcorr exported", COPY)
+        for name, digest in own.files.items():
+            if digest_of(root / name, COPY) != digest:
+                raise UserError(
+                    f"{root / name} is not what was exported; {COPY}, or, if the change is meant, remove {root / OWN}"
+                )
+        return own
 
 
 def position(u: list[float | None]) -> tuple[float, float]:
@@ -152,9 +173,10 @@ class Dataset:
         try:
             for row in tqdm(sorted(rows, key=lambda r: r["episode_index"]), "import", unit="episode", leave=False):
                 index = int(row["episode_index"])
-                path = self.root / self.info["data_path"].format(
+                name = self.info["data_path"].format(
                     chunk_index=row["data/chunk_index"], file_index=row["data/file_index"]
                 )
+                path = inside(self.root, name)
                 keys = {s.key for s in self.sources.values() if self.info["features"][s.key]["dtype"] != "video"}
                 wanted = [*sorted(keys), "timestamp", "task_index", "frame_index"]
                 table = pq.read_table(path, columns=wanted, filters=[("episode_index", "=", index)])
@@ -235,8 +257,11 @@ class Dataset:
 
     def filmed(self, name: str, key: str, row: dict[str, Any], count: int, films: dict[str, Film]) -> NDArray:
         """Frames of an episode from the file that holds several."""
-        place = self.root / self.info["video_path"].format(
-            video_key=key, chunk_index=row[f"videos/{key}/chunk_index"], file_index=row[f"videos/{key}/file_index"]
+        place = inside(
+            self.root,
+            self.info["video_path"].format(
+                video_key=key, chunk_index=row[f"videos/{key}/chunk_index"], file_index=row[f"videos/{key}/file_index"]
+            ),
         )
         height, width = self.info["features"][key]["shape"][:2]
         if key in films and films[key].path != place:
@@ -274,8 +299,16 @@ def episode_rows(path: Path) -> list[dict[str, Any]]:
     return file.read(columns=names).to_pylist()
 
 
+def inside(root: Path, name: str) -> Path:
+    """A file of the dataset: one from a stranger must not show what only its reader may see."""
+    path = root / name
+    if not path.resolve().is_relative_to(root.resolve()):
+        raise UserError(f"{root} names {name}, which is outside of it; {COPY}")
+    return path
+
+
 def decoded(cell: dict[str, Any], root: Path) -> NDArray:
     """An image column holds bytes, or a path."""
-    content = io.BytesIO(cell["bytes"]) if cell["bytes"] is not None else root / cell["path"]
+    content = io.BytesIO(cell["bytes"]) if cell["bytes"] is not None else inside(root, cell["path"])
     with Image.open(content) as image:
         return np.array(image)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import re
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,7 @@ from .sidecars import (
     needs_calibration,
     read_calibration,
     read_sidecar,
+    understood,
     word,
     write_store,
 )
@@ -39,6 +41,8 @@ from .sidecars import (
 try:
     from mcap.exceptions import McapError
     from mcap.reader import make_reader
+    from mcap.records import Footer
+    from mcap.stream_reader import MAGIC_SIZE, StreamReader
     from mcap_ros2.decoder import DecoderFactory
 except ImportError as problem:  # an extra
     raise UserError("reading MCAP files needs mcap-ros2-support: pip install 'memcorr[mcap]'") from problem
@@ -48,6 +52,7 @@ LATE = 1.5  # rows by which what belongs to a colour image may be away from it i
 EXAMPLE = (
     '{"rgb": "/camera/color/image_raw", "depth": "/camera/aligned_depth_to_color/image_raw", "action": "/command", ...}'
 )
+AGAIN = "record or copy it again"
 NAMED = re.compile(r"pair-(\d+)-(.+)")
 
 
@@ -129,7 +134,13 @@ def import_mcap(
     jobs = [(path, numbered(path, said)) for path in paths]
     manifest = {"world": word(world or RECORDED), "source": "ROS 2 MCAP"}
     bar = tqdm(jobs, "import", unit="file", leave=False)
-    return write_store(out, (recording(path, number, said, found, root) for path, number in bar), manifest)
+    made = (one for path, number in bar for one in understood(_one(path, number, said, found, root), path, AGAIN))
+    return write_store(out, made, manifest, root, AGAIN)
+
+
+def _one(*arguments: Any) -> Iterator[Recording]:
+    """Whatever reading it raises is raised when it is asked for, and told with the file's name."""
+    yield recording(*arguments)
 
 
 def numbered(path: Path, mapping: Mapping) -> tuple[int, str]:
@@ -241,7 +252,7 @@ def read(path: Path, mapping: Mapping) -> tuple[dict[str, Stream], Tree]:
             if topic in ("/tf", "/tf_static"):
                 tree.add(content, static=topic == "/tf_static")
     except McapError as problem:
-        raise UserError(f"{path} is damaged ({problem or type(problem).__name__}); record or copy it again") from None
+        raise UserError(f"{path} is damaged ({problem or type(problem).__name__}); {AGAIN}") from None
     for stream in streams.values():
         order = np.argsort(stream.times, kind="stable")
         stream.times, stream.values = [stream.times[i] for i in order], [stream.values[i] for i in order]
@@ -250,11 +261,26 @@ def read(path: Path, mapping: Mapping) -> tuple[dict[str, Stream], Tree]:
 
 def messages(path: Path, topics: list[str]) -> Iterator[tuple[str, int, Any]]:
     """Topic, nanoseconds when it was logged, content."""
+    check_sums(path)
     with path.open("rb") as f:
-        for _, channel, message, content in make_reader(f, decoder_factories=[DecoderFactory()]).iter_decoded_messages(
-            topics=topics
-        ):
+        reader = make_reader(f, validate_crcs=True, decoder_factories=[DecoderFactory()])
+        for _, channel, message, content in reader.iter_decoded_messages(topics=topics):
             yield channel.topic, message.log_time, content
+
+
+def check_sums(path: Path) -> None:
+    """Of the data and of the summary that says where they are, if the recorder has noted them (else they are 0)."""
+    with path.open("rb") as f:
+        footer = None
+        for record in StreamReader(f, emit_chunks=True, validate_crcs=True).records:  # raises if the data's is wrong
+            footer = record if isinstance(record, Footer) else footer
+        if footer is None or not (footer.summary_crc and footer.summary_start):
+            return
+        f.seek(-MAGIC_SIZE - 4, 2)  # the sum itself and the mark at the end are not in it
+        end = f.tell()
+        f.seek(footer.summary_start)
+        if zlib.crc32(f.read(end - footer.summary_start)) != footer.summary_crc:
+            raise UserError(f"{path} is damaged (its summary does not match its checksum); {AGAIN}")
 
 
 def stamp(message: Any, logged: int) -> float:

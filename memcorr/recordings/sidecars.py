@@ -7,7 +7,7 @@ Nothing of this is guessed: what is missing is asked for, all of it at once.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from ..errors import UserError
 from ..files import read_json, write_json
 from ..frames import Camera, Frame
 from ..runs import claimed
-from ..spec import Array, Task
+from ..spec import DOOR, Array, Task
 
 RECORDED = "recorded"  # the world's name, if it has none
 UNKNOWN = (float("nan"), float("nan"))  # u of an object whose place nobody measured
@@ -111,24 +111,34 @@ def refuse_existing(out: Path, name: str) -> None:
         raise UserError(f"{out} already holds {name}; choose another --out")
 
 
-def write_store(out: Path, recordings: Iterable[Recording], manifest: dict[str, Any]) -> int:
-    """All of them; `collection.json` comes last, so an interrupted import is none. How many there were."""
+def understood(recordings: Iterator[Recording], place: Path, remedy: str) -> Iterator[Recording]:
+    """The same; whatever reading one raises is told in one line.
+
+    Decoders of other people's files raise what they like (struct.error, KeyError, SyntaxError, MemoryError, ...).
+    """
+    while True:
+        try:
+            one = next(recordings)
+        except StopIteration:
+            return
+        except UserError:
+            raise
+        except Exception as problem:
+            told = " ".join(str(problem).split())[:200]
+            raise UserError(f"{place} is damaged ({type(problem).__name__}: {told}); {remedy}") from None
+        yield one
+
+
+def write_store(out: Path, recordings: Iterator[Recording], manifest: dict[str, Any], place: Path, remedy: str) -> int:
+    """All of them; `collection.json` comes last, so an interrupted import is none. How many there were.
+
+    `place` is what they come from, `remedy` what to do if that cannot be read.
+    """
     refuse_existing(out, "collection.json")
     count, pairs, tasks = 0, 0, []
     with claimed(out):
-        for r in recordings:
-            write_demonstration(
-                demonstration_path(out, r.pair, r.task),
-                r.frames,
-                r.action,
-                r.joint,
-                r.object_pose,
-                pair=r.pair,
-                task=r.task,
-                u=r.u,
-                world=r.world or manifest["world"],
-                time=r.time,
-            )
+        for r in understood(recordings, place, remedy):
+            _write(out, r, manifest.get("world", DOOR), place)
             count, pairs = count + 1, max(pairs, r.pair + 1)
             if r.task not in tasks:
                 tasks.append(r.task)
@@ -136,6 +146,24 @@ def write_store(out: Path, recordings: Iterable[Recording], manifest: dict[str, 
             raise UserError(f"nothing to import into {out}: there is no episode")
         write_json(out / "collection.json", manifest if "pairs" in manifest else fresh(manifest, pairs, tasks))
     return count
+
+
+def _write(out: Path, r: Recording, world: str, place: Path) -> None:
+    try:
+        write_demonstration(
+            demonstration_path(out, r.pair, r.task),
+            r.frames,
+            r.action,
+            r.joint,
+            r.object_pose,
+            pair=r.pair,
+            task=r.task,
+            u=r.u,
+            world=r.world or world,
+            time=r.time,
+        )
+    except (ValueError, TypeError) as problem:  # values that no demonstration can have
+        raise UserError(f"{place}: pair {r.pair}, {r.task} cannot be used ({problem}); record it again") from None
 
 
 def fresh(manifest: dict[str, Any], pairs: int, tasks: Sequence[Task]) -> dict[str, Any]:

@@ -257,6 +257,14 @@ def test_ctrl_c_is_one_line_and_the_same_command_continues(collector: Collector,
     assert contents(collector.out) == undisturbed
 
 
+def test_sigterm_of_the_parent_alone_is_one_line_and_ends_its_workers(collector: Collector) -> None:
+    """As a job scheduler sends it: no worker hears it."""
+    process = collector.start(RECORDING_SECONDS="30")
+    wait_for(lambda: collector.workers() == 2, process)
+    process.send_signal(signal.SIGTERM)
+    assert collector.end(process, 143) == "memcorr: terminated; the same command continues"
+
+
 def test_a_second_ctrl_c_right_after_the_first_does_not_hang(collector: Collector) -> None:
     process = collector.start(RECORDING_SECONDS="30")
     wait_for(lambda: collector.workers() == 2, process)

@@ -10,12 +10,14 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from memcorr.cli import main
 from memcorr.correspondence.embedded.matcher import WEIGHTS, EmbeddedMatcher
 from memcorr.correspondence.embedded.network import MatchNetwork
 from memcorr.correspondence.matcher import weights_digest
@@ -26,7 +28,7 @@ from memcorr.errors import UserError
 from memcorr.evaluation import controllers
 from memcorr.evaluation.controllers import PolicyController, make_controller, rollout_noise
 from memcorr.evaluation.episodes import EPISODES, Episode, find_episodes, read_episodes
-from memcorr.evaluation.evaluate import evaluate, find_subject, list_jobs, settle, usual
+from memcorr.evaluation.evaluate import check_same_files, evaluate, find_subject, list_jobs, settle, usual
 from memcorr.evaluation.intervention import Intervention
 from memcorr.evaluation.rollout import LANES, Answer, Decision, Job, roll_out
 from memcorr.policy.checkpoint import write_model
@@ -39,6 +41,7 @@ from memcorr.training.experiments import EXPERIMENTS, Config
 from memcorr.worlds.pairs import HANDLE_POINTS
 from memcorr.worlds.scenes import evaluation_scenes
 from memcorr.worlds.world import World
+from tests.test_files import ROW
 
 TESTS: tuple[TestSet, ...] = ("boundary", "extreme", "camera", "combined")
 TRUE = Intervention(matcher="ground-truth")
@@ -175,6 +178,33 @@ def test_other_references_never_complete_a_file(
     collect(other, pairs=1, seed=5, workers=1)
     with pytest.raises(UserError, match="another reference"):
         evaluate(checkpoints["memcorr"], one_worker, shown=TRUE, scenes=range(2), data=other)
+
+
+def test_other_weights_of_the_matcher_never_complete_a_file() -> None:
+    """They change under one name; rows older than the field say nothing about it."""
+    row = dataclasses.replace(ROW, matcher_weights="0123456789ab")
+    check_same_files(Path(EPISODES), row, row)
+    check_same_files(Path(EPISODES), dataclasses.replace(row, matcher_weights=""), row)
+    with pytest.raises(UserError, match=r"episodes\.jsonl holds rollouts with another matcher"):
+        check_same_files(Path(EPISODES), row, dataclasses.replace(row, matcher_weights="ba9876543210"))
+
+
+def test_no_tasks_are_both_also_for_a_video(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--tasks` without any once left nothing to film."""
+    asked: list[Any] = []
+
+    def rolled(*_: Any, **given: Any) -> list[Episode]:
+        asked.append(given)
+        return [ROW]
+
+    monkeypatch.setattr("memcorr.evaluation.evaluate.evaluate", rolled)
+    monkeypatch.setattr("memcorr.show.story.watch", lambda *given: asked.append(given[2]))
+    monkeypatch.setattr("memcorr.show.video.write_video", lambda *_: "a film")
+    line = ["memcorr", "evaluate", "expert", "--tasks", "--video", "--data", "x", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", line)
+    main()
+    assert asked[0]["tasks"] == () and asked[1] == ROW
+    assert {job.task for job in list_jobs(("combined",), 0, asked[0]["tasks"])} == {"open", "close"}
 
 
 def test_a_checkpoint_replaced_meanwhile_is_noticed(checkpoints: dict[str, str], store: Store) -> None:

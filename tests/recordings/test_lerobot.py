@@ -23,7 +23,7 @@ from memcorr.files import write_json
 from memcorr.frames import Camera, Frame
 from memcorr.recordings.check.report import examine
 from memcorr.recordings.export import export_lerobot
-from memcorr.recordings.lerobot import import_lerobot
+from memcorr.recordings.lerobot import OWN, import_lerobot
 
 Short = list[tuple[Demonstration, list[Frame], NDArray]]
 
@@ -201,6 +201,9 @@ def test_damage_is_one_line_and_another_name_is_taken(exported: Path, tmp_path: 
     assert other.world == "other-door" and other.demonstration(1, "close").world == "other-door"
     table = copy / "data/chunk-000/file-000.parquet"
     table.write_bytes(table.read_bytes()[:100_000])
+    with pytest.raises(UserError, match=r"file-000\.parquet is not what was exported; copy the dataset again"):
+        import_lerobot(copy, tmp_path / "b")
+    (copy / OWN).unlink()
     with pytest.raises(UserError, match=r"copy is damaged .*; copy the dataset again"):
         import_lerobot(copy, tmp_path / "b")
 

@@ -3,7 +3,8 @@
     python -m tests.torture                               # everything, at the counts that the project promises
     python -m tests.torture files frames                  # some of it
     python -m tests.torture kills --times 0.1             # a tenth as often
-    python -m tests.torture kills --verbs report train    # of some verbs
+    python -m tests.torture kills --verbs report train    # of some verbs; one that is named twice has two turns
+    python -m tests.torture races kills races --times .5  # in this order, on what was made once
     python -m tests.torture races --add counts.jsonl      # counts of several runs add up in a file; Ctrl-C keeps them
 
 commands  bad command lines: one line, exit code 2, nothing written
@@ -17,6 +18,7 @@ races     two of the same verb on one folder: the result of one
 from __future__ import annotations
 
 import argparse
+import collections
 import os
 import random
 import signal
@@ -27,7 +29,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .children import MARK, restarted
+from .children import MARK, orphans, restarted
 from .counts import Counts, summed, table
 from .inputs import commands, files, frames
 from .verbs import kills, races, writes
@@ -59,13 +61,18 @@ def main() -> int:
     print(f"seed {given.seed}", flush=True)
     total: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="memcorr-torture-") as folder:
-        for name in given.parts or PARTS:
-            total[name] = Counts(name, given.seed)
+        for number, name in enumerate(given.parts or PARTS):
+            counts = Counts(name, given.seed + number)
+            total.setdefault(name, collections.Counter())
             try:
-                tortured(total[name], Path(folder) / name, given)
+                tortured(counts, Path(folder) / str(number), given)
             except KeyboardInterrupt:
                 print("interrupted", flush=True)
+                for orphan in orphans():
+                    os.kill(orphan, signal.SIGKILL)
                 break
+            finally:
+                total[name].update(counts)
     if given.add:
         total = summed(given.add)
         print(f"--- in all\n{table(total)}")
@@ -77,7 +84,7 @@ def main() -> int:
 def tortured(counts: Counts, folder: Path, given: argparse.Namespace) -> None:
     """One part, with its counts printed, and added to a file if asked for; also if it is interrupted."""
     part, count = PARTS[counts.part]
-    random.seed(f"{given.seed} {counts.part}")
+    random.seed(f"{counts.seed} {counts.part}")
     home = os.getcwd()
     folder.mkdir()
     try:

@@ -13,6 +13,7 @@ import dataclasses
 import importlib
 import os
 import resource
+import select
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from typing import Any
 
 from ..test_runs import processes
 
@@ -126,12 +128,21 @@ def start(arguments: list[str], errors: Path, out: Path | None = None, trouble: 
 
 
 def shorten(verb: str) -> None:
-    """In a child: less of the same."""
+    """In a child: less of the same. Pictures are saved blank: the time to draw them is no moment worth a kill."""
+    from matplotlib.figure import Figure
+
     from memcorr.report import page
     from memcorr.show import demo
     from memcorr.spec import SPEC
     from memcorr.training import loop
 
+    save = Figure.savefig
+
+    def blank(figure: Figure, *arguments: Any, **options: Any) -> None:
+        figure.clear()
+        save(figure, *arguments, **options)
+
+    Figure.savefig = blank  # type: ignore[method-assign]
     object.__setattr__(SPEC, "episode_steps", STEPS_FILMED if verb == "demo" else STEPS)
     page.FIGURES = {"objective": page.FIGURES["objective"]}
     loop.SAVE_EVERY = loop.LOG_EVERY = 2
@@ -158,11 +169,23 @@ def ended(child: int, moment: float | None = None, within: float = 1800) -> int 
         if number:
             code = os.waitstatus_to_exitcode(status)
             return None if code == -signal.SIGKILL else code
-        if time.monotonic() > end or (moment is not None and processor_seconds(child) >= moment):
+        left = end - time.monotonic()
+        if moment is not None:
+            left = min(left, moment - processor_seconds(child))
+        if left <= 0:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             return None
-        time.sleep(0.01)
+        wait(child, max(left / 3, 0.01))  # at most three of the family can be at work at once
+
+
+def wait(child: int, seconds: float) -> None:
+    """Until the child ends, at most so long; without looking again and again, which takes its time from it."""
+    descriptor = os.pidfd_open(child)
+    try:
+        select.select([descriptor], [], [], seconds)
+    finally:
+        os.close(descriptor)
 
 
 def told(errors: Path) -> list[str]:

@@ -7,16 +7,16 @@ import os
 import random
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from memcorr.errors import UserError
 from memcorr.frames import Frame
 
-from ..test_files import KINDS, Kind, damaged, told_or_harmless, write_small
+from ..test_files import KINDS, Kind, damaged, told_or_harmless
 from .children import ended, load, start, told
 from .counts import Counts
+from .kinds import real_kinds, strange_kinds
 
 ZEROS = str(Path(__file__).parents[2] / "results/zeros")
 
@@ -67,7 +67,7 @@ def bad_lines() -> list[list[str]]:
         ("train",): {"": ["nonsense", "", "../x"]},
         ("evaluate", "expert"): {
             "--scene-seed": whole,
-            "--scenes": [*whole[:-1], "-1", "99999"],
+            "--scenes": [*(value for value in whole if value != "--"), "99999"],  # none, ended by --, are all
             "--workers": count,
             "--phase-speed": speed,
             "--phase-offset": [v for v in whole if v != "-1"],
@@ -176,117 +176,38 @@ def commands(here: Path, count: int, chosen: list[str], counts: Counts) -> None:
 # Files
 
 
-def real_kinds(here: Path) -> tuple[Kind, ...]:
-    """What verbs write, beside the small files of the tests."""
-    import torch
-
-    from memcorr.correspondence import cache, evaluate
-    from memcorr.correspondence.embedded import practice, train
-    from memcorr.correspondence.embedded.matcher import WEIGHTS, load_network
-    from memcorr.correspondence.embedded.network import MatchNetwork
-    from memcorr.demos.store import Store, demonstration_path
-    from memcorr.files import read_arrays, read_json, write_arrays, write_json
-    from memcorr.policy.checkpoint import forms_of, read_checkpoint, read_tensors, write_model, write_tensors
-    from memcorr.policy.policy import SHIPPED
-    from memcorr.report.matching import CacheErrors
-    from memcorr.training.experiments import Config
-
-    cpu, rng = torch.device("cpu"), np.random.default_rng(0)
-    (here / "demos").mkdir()
-    for task in ("open", "close"):
-        write_small(demonstration_path(here / "demos", 0, task), task=task)
-    write_json(here / "demos/collection.json", {"layout": 1, "pairs": 1})
-    store = Store.open(here / "demos")
-
-    def arrays_of(read: Any) -> object:
-        return {name: array.tobytes() for name, array in read.items()}
-
-    def rewrite(path: Path) -> None:
-        checkpoint = read_checkpoint(SHIPPED, cpu)
-        config = Config.read(SHIPPED)
-        write_model(path.parent, config.json(), checkpoint.network, checkpoint.normalisation, checkpoint.update)
-
-    def policy(path: Path) -> object:
-        c = read_checkpoint(path.parent, cpu)
-        weights = {name: tensor.numpy().tobytes() for name, tensor in c.network.state_dict().items()}
-        norms = [np.asarray(value).tobytes() for value in dataclasses.asdict(c.normalisation).values()]
-        return weights, norms, c.design, c.seed, c.update
-
-    def matcher(path: Path) -> object:
-        return arrays_of({name: tensor.numpy() for name, tensor in load_network(path).state_dict().items()})
-
-    def weights(path: Path) -> None:
-        arrays = {name: tensor.half().numpy() for name, tensor in MatchNetwork().state_dict().items() if tensor.dim()}
-        shipped = read_arrays(WEIGHTS, "").arrays
-        write_arrays(path, {name: arrays.get(name, shipped[name]) for name in shipped})
-
-    small = {
-        "weights": torch.rand(1000),
-        "ema": torch.rand(1000),
-        "step": torch.tensor(3.0),
-        "running": torch.rand(3, 2),
-    }
-
-    def state(path: Path) -> object:
-        tensors, metadata, _ = read_tensors(path, forms_of(small))
-        return arrays_of({name: tensor.numpy() for name, tensor in tensors.items()}), metadata["update"]
-
-    def write_cache(path: Path) -> None:
-        rows = 2  # one of each recording: they are shorter than two chunks
-        write_json(path.parent / "cache.json", dataclasses.asdict(cache.Settings(cache.fingerprint(store, 1), 1, rows)))
-        shapes = {name: (rows, *map(int, form.shape[1:])) for name, form in cache.FORMS.items()}
-        arrays = {n: rng.integers(0, 2, shapes[n]).astype(form.dtype) for n, form in cache.FORMS.items()}
-        arrays["anchor"][:] = 0
-        write_arrays(path.parent / "cache.safetensors", arrays)
-
-    def cached(path: Path) -> object:
-        found = cache.read_cache(path.parent, store)
-        return arrays_of({"p": found.matches.p_live, "r": found.residual, "a": found.anchor}), found.lifting
-
-    def write_practice(path: Path) -> None:
-        shapes = {n: (1, *map(int, form.shape[1:])) for n, form in practice.FORMS.items()}
-        write_arrays(path, {n: rng.integers(0, 2, shapes[n]).astype(f.dtype) for n, f in practice.FORMS.items()})
-
-    def groups(path: Path) -> object:
-        return [[(f.rgb.tobytes(), f.depth.tobytes()) for f in group.frames] for group in practice.load_groups(path)]
-
-    errors: dict[str, Any] = {"rows": 8, "valid_points": 99, "matcher": "flow", "lifting": "rigid", "auc": 0.75}
-    errors |= {"median_mm": 1.5, "mean_mm": 2.5, "p95_mm": 5.5, "p99_mm": 9.5}
-    live = errors | {"world": "door", "setting": "camera", "scene_seed": 0}
-    config = dataclasses.asdict(train.MatcherConfig())
-    return (
-        Kind("model.safetensors", rewrite, policy),
-        Kind("config.json", rewrite, policy),
-        Kind("state.safetensors", lambda path: write_tensors(path, small, {"update": 3}), state),
-        Kind("cache.json", write_cache, cached),
-        Kind("embedded.safetensors", weights, matcher),
-        Kind("practice.safetensors", write_practice, groups),
-        Kind(
-            "matcher.json", lambda p: write_json(p, config), lambda p: read_json(p, train.MatcherConfig, "a matcher's")
-        ),
-        Kind("errors.json", lambda p: write_json(p, errors), lambda p: read_json(p, CacheErrors, "a table", "drop it")),
-        Kind("matching.json", lambda p: write_json(p, {"tables": [live]}), evaluate._present),
-    )
-
-
 def files(here: Path, count: int, chosen: list[str], counts: Counts) -> None:
-    kinds = (*KINDS, *real_kinds(here))
-    for kind in kinds:
-        folder = here / f"files-{kind.name}"
-        folder.mkdir()
-        path = folder / kind.name
+    """Ours are told or harmless. A tenth as many of strangers' that carry no sums: told, or nothing wrong to see."""
+    ours, strange = (*KINDS, *real_kinds(here)), strange_kinds(here)
+    for number, kind in enumerate((*ours, *strange)):
+        of_ours = number < len(ours)
+        path = here / f"files-{number}" / kind.name
+        path.parent.mkdir(parents=True)
         kind.write(path)
         good, undamaged = path.read_bytes(), kind.read(path)
-        for _ in range(-(-count // len(kinds))):
+        for _ in range(-(-count // len(ours)) if of_ours else -(-count // 10 // len(strange))):
             size = random.choice([1, 8, 300, 5000])
             content = damaged(good, random.randrange(6), random.random(), random.randint(0, size))
             if content == good:
                 continue
-            counts["damaged files"] += 1
+            counts["damaged files" if of_ours else "damaged files of strangers"] += 1
             try:
-                counts[f"{kind.name}: {told_or_harmless(kind, path, content, undamaged)}"] += 1
+                seen = (
+                    told_or_harmless(kind, path, content, undamaged) if of_ours else told_or_taken(kind, path, content)
+                )
+                counts[f"{kind.name}{'' if of_ours else ', of a stranger'}: {seen}"] += 1
             except Exception as problem:
                 counts.broken(f"{kind.name}: {type(problem).__name__}: {str(problem)[:100]}")
+
+
+def told_or_taken(kind: Kind, path: Path, content: bytes) -> str:
+    path.write_bytes(content)
+    try:
+        kind.read(path)
+    except UserError as problem:
+        assert "\n" not in str(problem) and str(path.parents[-2]) in str(problem), problem
+        return "refused"
+    return "taken"
 
 
 # Frames
