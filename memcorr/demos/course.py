@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,11 +50,18 @@ class Course:
     motion: Array  # (T, 4, 4) carries them to each frame
     gripper: Array  # (T, 3)
 
-    @property
+    @cached_property
     def relation(self) -> Array:
         """(T, 3) the gripper in the frame of the object as it stood first."""
         R, t = self.motion[:, :3, :3], self.motion[:, :3, 3]
         return np.einsum("tji,tj->ti", R, self.gripper - t)
+
+    @cached_property
+    def places(self) -> tuple[Array, Array]:
+        """The middle (T, 3) of the points in each frame, and the points (T, n, 3) as seen from there."""
+        p = carried(self.motion, self.points)
+        middle = p.mean(axis=1)
+        return middle, p - middle[:, None]
 
     @staticmethod
     def of_poses(points: Array, poses: Array, gripper: Array) -> Course:
@@ -95,10 +103,10 @@ def compare(course: Course, motion: Array, gripper: Array) -> Looks:
     frames = np.arange(last_phase(len(course.motion)) + 1)
     live = np.einsum("kji,kj->ki", motion[:, :3, :3], gripper - motion[:, :3, 3])
     relation = np.linalg.norm(course.relation[frames] - live[:, None], axis=-1)
-    now, then = carried(motion, course.points), carried(course.motion[frames], course.points)  # (K, n, 3), (T, n, 3)
-    displacement = now.mean(axis=1)[:, None] - then.mean(axis=1)
-    now, then = (p - p.mean(axis=1, keepdims=True) for p in (now, then))
-    turned_squared = ((now[:, None] - then) ** 2).sum(axis=-1).mean(axis=-1)
+    now, (middle, then) = carried(motion, course.points), course.places  # (K, n, 3)
+    displacement = now.mean(axis=1)[:, None] - middle[frames]
+    now = now - now.mean(axis=1, keepdims=True)
+    turned_squared = ((now[:, None] - then[frames]) ** 2).sum(axis=-1).mean(axis=-1)
     return Looks((relation / RELATION_M) ** 2 + turned_squared / TURN_M**2, displacement)
 
 
