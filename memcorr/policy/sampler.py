@@ -70,6 +70,7 @@ class Block:
         self.norm_self, self.norm_cross, self.norm_mlp = attention.norm, cross.norm, mlp.norm
         self.qkv, self.self_out = Affine.of(attention.qkv), Affine.of(attention.out)
         self.q, self.cross_out = Affine.of(cross.q), Affine.of(cross.out, cross.output_bias())
+        self.kv = cross.kv.weight
         self.expand, self.contract = Affine.of(mlp.expand), Affine.of(mlp.contract)
 
 
@@ -93,7 +94,7 @@ class TransformerSampler:
         self.predicts = predicts
         device = network.out.weight.device
         self.blocks = [Block(block) for block in network.blocks]  # type: ignore[arg-type]
-        self.kv = torch.cat([b.cross_attention.kv.weight for b in network.blocks])  # type: ignore[union-attr, misc]
+        self.kv = torch.cat([block.kv for block in self.blocks])
         self.action, self.out = Affine.of(network.action_projection), Affine.of(network.out)
         time = network.embed_time(torch.tensor(ddim_timesteps(steps), device=device))
         self.steps = time[:, None] + network.action_embedding + network.action_projection.bias  # (20, 16, 128)

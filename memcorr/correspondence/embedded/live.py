@@ -225,7 +225,7 @@ class LiveNetwork:
 
     def _look(self, a: Encoded, b: Encoded) -> Tensor:
         """Both images' tokens (2 B * 256, C) after they have looked at each other, and in between at themselves."""
-        x, qkv = torch.cat([a.tokens, b.tokens]).view(-1, WIDTH), None
+        x = torch.cat([a.tokens, b.tokens]).view(-1, WIDTH)
         for layer, (own, other) in enumerate(zip(self.own, self.other, strict=True)):
             if layer > 0:
                 qkv = own.qkv(x)
