@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
-from memcorr.bench.run import Case, measure
+import pytest
+
+from memcorr.bench.rollouts import replan
+from memcorr.bench.run import Case, measure, run
+from memcorr.errors import UserError
 
 
 def test_ours_and_the_baseline_take_turns_and_times_are_per_item() -> None:
@@ -22,3 +27,15 @@ def test_ours_and_the_baseline_take_turns_and_times_are_per_item() -> None:
     assert turns == ["ours", "baseline"] * 4  # the first turn warms up
     assert 10 <= result.ours_ms < 20 <= result.baseline_ms < 40  # naps may last longer, never shorter
     assert result.ratio == result.baseline_ms / result.ours_ms
+
+
+def test_a_decision_is_the_plain_ways_for_any_policy_that_is_named() -> None:
+    case = replan(str(Path(__file__).parents[1] / "results" / "memcorr-many-42"))  # compares the plans itself
+    result = measure("replan", Case(case.ours, case.baseline, case.baseline_name, rounds=1))
+    assert "2 evaluations of the policy's" in result.baseline and result.ours_ms > 0
+    assert case.note is not None and "matching and lifting" in case.note(result)
+    with pytest.raises(UserError, match="holds no policy"):
+        run(["replan:nowhere"])
+    for wrong in ("step:shipped", "sleep"):
+        with pytest.raises(UserError, match=f"unknown benchmark '{wrong}'"):
+            run([wrong])

@@ -13,6 +13,7 @@ import atexit
 import contextlib
 import multiprocessing
 import shutil
+import statistics
 import tempfile
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
@@ -39,8 +40,9 @@ from ..runs import CORES, keep_freed_memory
 from ..spec import SPEC, TASKS, Task
 from ..worlds.scenes import demonstration_scenes, evaluation_scenes
 from ..worlds.world import shared_world
-from .run import Case, Result
-from .straightforward import from_ours, straightforward_sample
+from .networks import TOLERANCE
+from .run import Case, Result, milliseconds
+from .straightforward import StraightforwardMatcher, from_ours, straightforward_sample
 
 Contender = Literal["batched", "alone", "straightforward"]
 WORKERS = min(2, CORES)
@@ -155,28 +157,39 @@ def rollouts(baseline: Literal["alone", "straightforward"] = "alone", matcher: s
     )
 
 
-def replan() -> Case:
-    """One live decision of the shipped policy, from images to chunk: one at a time, one thread."""
+def replan(policy: str = "shipped") -> Case:
+    """One live decision, from images to chunk: one at a time, one thread."""
     torch.set_num_threads(1)
     root = Path(tempfile.mkdtemp(prefix="memcorr-bench-"))
     atexit.register(shutil.rmtree, root, ignore_errors=True)
     record(root, demonstration_scenes()[0], TASKS[0])
     world = shared_world()
     world.reset(evaluation_scenes("combined")[0])
-    frame, reference = world.observe(), read_demonstration(demonstration_path(root, 0, TASKS[0]))
-    ours, plain = (load_policy("shipped", "cpu").follow(reference) for _ in range(2))
-    plain.reference = Forgetful(reference, plain.reference.matcher)
-    policy = plain.planner.policy
-    assert isinstance(policy.sampler, TransformerSampler)
-    policy.sampler = StraightforwardSampler(policy.sampler, policy.design)
+    frame, shown = world.observe(), read_demonstration(demonstration_path(root, 0, TASKS[0]))
+    ours = load_policy(policy, "cpu").follow(shown)
+    plain = load_policy(policy, "cpu").follow(shown, StraightforwardMatcher())
+    theirs = plain.planner.policy
+    assert isinstance(theirs.sampler, TransformerSampler)
+    theirs.sampler = StraightforwardSampler(theirs.sampler, theirs.design)
+    plans = [follower.plan(frame, 0) for follower in (ours, plain)]
+    apart = float(np.abs(plans[0].actions - plans[1].actions).max())
+    assert apart < TOLERANCE and plans[0].phase == plans[1].phase, f"not the same plan: {apart:.2g} apart"
+
+    def note(result: Result) -> str:
+        first = [(ours.reference, 0)]
+        matching = statistics.median(milliseconds(lambda: ours.planner.match(first, [frame])) for _ in range(15))
+        return f"of these, matching and lifting {matching:.1f} ms; the two plans are {apart:.1g} apart"
+
     return Case(
         lambda: ours.plan(frame, 0),
         lambda: plain.plan(frame, 0),
-        f"reference encoded at every look, {policy.design.evaluations} network evaluations; one thread",
+        f"both images through the network at every look, {theirs.design.evaluations} evaluations of the policy's; "
+        "one thread",
+        note=note,
     )
 
 
-CASES: dict[str, Callable[[], Case]] = {
+CASES: dict[str, Callable[..., Case]] = {
     "replan": replan,
     "rollouts": lambda: rollouts("alone"),
     "rollouts-straightforward": lambda: rollouts("straightforward"),

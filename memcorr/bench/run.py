@@ -109,12 +109,13 @@ def match() -> Case:
     )
 
 
-def in_module(module: str, name: str) -> Callable[[], Case]:
+def in_module(module: str, name: str) -> Callable[..., Case]:
     """A case that lives beside what it measures, imported when it is asked for."""
-    return lambda: import_module(f".{module}", __package__).CASES[name]()
+    return lambda *of: import_module(f".{module}", __package__).CASES[name](*of)
 
 
-CASES: dict[str, Callable[[], Case]] = {
+OF_A_POLICY = ("replan",)  # also as NAME:POLICY; otherwise of the shipped one
+CASES: dict[str, Callable[..., Case]] = {
     "observe": observe,
     "step": step,
     **{f"observe-{name}": partial(observe, name) for name in WORLD_TASKS if name != DOOR},
@@ -131,12 +132,13 @@ CASES: dict[str, Callable[[], Case]] = {
 }
 
 
-def measure(name: str, case: Case) -> Result:
-    def milliseconds(f: Callable[[], object], items: int) -> float:
-        start = time.perf_counter()
-        f()
-        return 1e3 * (time.perf_counter() - start) / items
+def milliseconds(f: Callable[[], object], items: int = 1) -> float:
+    start = time.perf_counter()
+    f()
+    return 1e3 * (time.perf_counter() - start) / items
 
+
+def measure(name: str, case: Case) -> Result:
     case.ours(), case.baseline()  # warm up
     times = [
         (milliseconds(case.ours, case.ours_items), milliseconds(case.baseline, case.baseline_items))
@@ -149,13 +151,14 @@ def measure(name: str, case: Case) -> Result:
 def run(names: Sequence[str], say: Callable[[str], None] | None = None) -> list[Result]:
     """Measures the named cases, or all; `say` hears about each as it is done."""
     chosen = list(names) or list(CASES)
-    for name in chosen:
-        if name not in CASES:
-            raise UserError(f"unknown benchmark {name!r}: choose from {', '.join(CASES)}")
+    asked = [(name, name.partition(":")[0], name.partition(":")[2]) for name in chosen]
+    for name, what, policy in asked:
+        if what not in CASES or (policy and what not in OF_A_POLICY):
+            raise UserError(f"unknown benchmark {name!r}: choose from {', '.join(CASES)}, or replan:POLICY")
     results = []
-    for name in chosen:
+    for name, what, policy in asked:
         try:
-            case = CASES[name]()
+            case = CASES[what](policy) if policy else CASES[what]()
         except UserError as problem:
             if names:
                 raise

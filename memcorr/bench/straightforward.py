@@ -2,19 +2,23 @@
 
 The same network written with nn.MultiheadAttention, the same update with one default AdamW entry
 per parameter, the same sampler with 40 full evaluations (conditional and unconditional at each of
-20 steps). It loads our weights by name.
+20 steps). It loads our weights by name. The matcher as a call on two images, by the network that was trained.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ..correspondence.embedded.matcher import EmbeddedMatcher, images
+from ..correspondence.embedded.network import Pyramid
 from ..policy.condition import Condition
 from ..policy.diffusion import ddim_sample, guided
 from ..policy.transformer import DENOISER_BLOCKS, ENCODER_LAYERS, HEADS, HIDDEN, WIDTH, mlp, sinusoidal_embedding
-from ..spec import SPEC, Prediction, Schedule
+from ..spec import SPEC, Array, Prediction, Schedule
 from ..training.batches import Batch
 from ..training.experiments import Experiment
 
@@ -154,3 +158,19 @@ def straightforward_sample(
         return eps_c if guidance == 1.0 else guided(network(z_t, t, condition.drop()), eps_c, guidance)
 
     return ddim_sample(denoise, noise, schedule, steps, predicts)
+
+
+class StraightforwardMatcher(EmbeddedMatcher):
+    """Nothing is kept of a reference but its pixels: at every look both images go through the network."""
+
+    def encode(self, crops: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:  # type: ignore[override]
+        return list(crops)
+
+    @torch.inference_mode()
+    def match(  # type: ignore[override]
+        self, references: list[NDArray[np.uint8]], pixels: NDArray[np.floating], queries: NDArray[np.uint8]
+    ) -> tuple[Array, Array]:
+        both, B = self.network.encode(images(np.concatenate([np.stack(references), queries]))), len(queries)
+        a, b = (Pyramid(*(f[half] for f in (both.f2, both.f4, both.f8))) for half in (slice(B), slice(B, None)))
+        located = self.network.locate(a, b, torch.from_numpy(np.asarray(pixels, np.float32)))
+        return located.uv.double().numpy(), located.trust.sigmoid().double().numpy()

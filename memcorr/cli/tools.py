@@ -40,7 +40,7 @@ def bench(names: tyro.conf.Positional[tuple[str, ...]] = (), json: bool = False)
     """Speed as ratios against named baselines, measured interleaved in this very run.
 
     Args:
-        names: What to measure; everything if none is given.
+        names: What to measure; everything if none is given. replan:RUN is of another policy than the shipped one.
         json: Print a list of {name, ours_ms, baseline, baseline_ms, ratio} instead of a table.
     """
     from ..bench.run import run, told

@@ -43,7 +43,7 @@ def fit_motion(p: Array, q: Array, weight: Array) -> tuple[Array, Array]:
     p_mean, q_mean = (w * p).sum(axis=-2, keepdims=True), (w * q).sum(axis=-2, keepdims=True)
     U, _, Vt = np.linalg.svd(np.swapaxes(w * (p - p_mean), -1, -2) @ (q - q_mean))
     V, Ut = np.swapaxes(Vt, -1, -2), np.swapaxes(U, -1, -2)
-    V = V * np.stack([np.ones(V.shape[:-2]), np.ones(V.shape[:-2]), np.linalg.det(V @ Ut)], axis=-1)[..., None, :]
+    V[..., 2] *= np.linalg.det(V @ Ut)[..., None]
     R = V @ Ut
     return R, (q_mean - p_mean @ np.swapaxes(R, -1, -2))[..., 0, :]
 

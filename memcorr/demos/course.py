@@ -54,7 +54,7 @@ class Course:
     motion: Array  # (T, 4, 4) carries them to each frame
     gripper: Array  # (T, 3)
 
-    @property
+    @cached_property
     def relation(self) -> Array:
         """(T, 3) the gripper in the frame of the object as it stood first."""
         R, t = self.motion[:, :3, :3], self.motion[:, :3, 3]
@@ -69,6 +69,13 @@ class Course:
         top = int(height.argmax())
         down = top + int(np.argmax(height[top:] <= (height[top] + height[top:].min()) / 2))
         return min(down, last_phase(len(self.motion)))
+
+    @cached_property
+    def places(self) -> tuple[Array, Array]:
+        """The middle (T, 3) of the points in each frame, and the points (T, n, 3) as seen from there."""
+        p = carried(self.motion, self.points)
+        middle = p.mean(axis=1)
+        return middle, p - middle[:, None]
 
     @staticmethod
     def of_poses(points: Array, poses: Array, gripper: Array) -> Course:
@@ -118,11 +125,11 @@ def compare(course: Course, motion: Array, gripper: Array) -> Looks:
     frames = np.arange(last_phase(len(course.motion)) + 1)
     live = np.einsum("kji,kj->ki", motion[:, :3, :3], gripper - motion[:, :3, 3])
     relation = np.linalg.norm(course.relation[frames] - live[:, None], axis=-1)
-    now, then = carried(motion, course.points), carried(course.motion[frames], course.points)  # (K, n, 3), (T, n, 3)
-    displacement = now.mean(axis=1)[:, None] - then.mean(axis=1)
+    now, (middle, then) = carried(motion, course.points), course.places  # (K, n, 3)
+    displacement = now.mean(axis=1)[:, None] - middle[frames]
     below = course.gripper[course.gate, 2] + displacement[:, course.gate, 2] - gripper[:, 2]
-    now, then = (p - p.mean(axis=1, keepdims=True) for p in (now, then))
-    turned_squared = ((now[:, None] - then) ** 2).sum(axis=-1).mean(axis=-1)
+    now = now - now.mean(axis=1, keepdims=True)
+    turned_squared = ((now[:, None] - then[frames]) ** 2).sum(axis=-1).mean(axis=-1)
     cost = (relation / RELATION_M) ** 2 + turned_squared / TURN_M**2
     return Looks(cost, displacement, relation, below, course.gate)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..demos.phase import reference_phase
 from ..demos.store import Demonstration
 from ..evaluation.rollout import Answer, Controller, Decision, Job
 from ..frames import Frame
@@ -89,7 +90,7 @@ class Sight:
     positions: Array  # (bodies, 3) metres, world
     wxyz: Array  # (bodies, 4)
     progress: float
-    supplied: Supplied | None  # the reference behind the plan in force; None before the first look
+    supplied: Supplied | None  # the reference behind the plan in force; before the first look as the clock has it
 
     @property
     def match_error_mm(self) -> float | None:
@@ -222,7 +223,10 @@ class Episode:
         sights: list[Sight] = []
         for lane in instant.lanes:
             plan = None if lane.answer is None else lane.answer.plan
-            supplied = None if plan is None or plan.phase is None else instant.guide.supplied(plan.phase)
+            phase = None if plan is None else plan.phase
+            if plan is None:  # nobody has looked yet: the frame that the clock says, rather than an empty picture
+                phase = reference_phase(instant.elapsed, len(instant.guide.demonstration))
+            supplied = None if phase is None else instant.guide.supplied(phase)
             if sights and lane.state is sights[-1].lane.state:  # at the start lanes differ in name alone
                 sights.append(replace(sights[-1], lane=lane, supplied=supplied))
                 continue

@@ -80,7 +80,7 @@ class Memory:
 
     k: Tensor  # (B, 4, 65, 32)
     v: Tensor  # (B, 4, 65, 32)
-    state_only: Tensor  # (B, 1, 128) what cross-attention adds in the unconditional branch
+    state_only: Tensor | None  # (B, 1, 128) what cross-attention adds in the unconditional branch, if there is one
 
 
 class TransformerSampler:
@@ -94,6 +94,7 @@ class TransformerSampler:
         self.predicts = predicts
         device = network.out.weight.device
         self.blocks = [Block(block) for block in network.blocks]  # type: ignore[arg-type]
+        self.kv = torch.cat([block.kv for block in self.blocks])
         self.action, self.out = Affine.of(network.action_projection), Affine.of(network.out)
         time = network.embed_time(torch.tensor(ddim_timesteps(steps), device=device))
         self.steps = time[:, None] + network.action_embedding + network.action_projection.bias  # (20, 16, 128)
@@ -105,11 +106,15 @@ class TransformerSampler:
         memory = torch.cat([network.state_mlp(condition.state)[:, None], context], dim=1)
         hidden = F.pad(~condition.keep, (1, 0), value=False)
         bias = torch.zeros_like(hidden, dtype=memory.dtype).masked_fill_(hidden, -torch.inf)
+        # All blocks' keys and values are one product, laid out in one copy: (blocks, 2, B, 4, 65, 32).
+        kv = F.linear(memory, self.kv).view(*memory.shape[:2], len(self.blocks), 2, HEADS, WIDTH // HEADS)
+        kv = kv.permute(2, 3, 0, 4, 1, 5).contiguous()
         memories = []
-        for block in self.blocks:
-            k, v = F.linear(memory, block.kv).split(WIDTH, dim=-1)
-            state_only = F.linear(v[:, :1], block.cross_out.weight.t(), block.cross_out.bias)
-            memories.append(Memory(heads(k).contiguous(), heads(v).contiguous(), state_only))
+        for block, (k, v) in zip(self.blocks, kv, strict=True):
+            state_only = None
+            if self.guidance != 1.0:
+                state_only = torch.addmm(block.cross_out.bias, v[:, :, 0].flatten(1), block.cross_out.weight)[:, None]
+            memories.append(Memory(k, v, state_only))
         return memories, bias[:, None, None, :]
 
     @torch.inference_mode()
@@ -139,7 +144,7 @@ class TransformerSampler:
                 torch.addmm(block.q.bias, _norm(x_cond, block.norm_cross), block.q.weight, out=q_cross)
                 attended = F.scaled_dot_product_attention(q_cross_heads, memory.k, memory.v, bias)
                 block.cross_out.add_to(x_cond, _merged(attended))
-                if guided:
+                if memory.state_only is not None:
                     added_free.add_(memory.state_only)
                 torch.addmm(block.expand.bias, _norm(x, block.norm_mlp), block.expand.weight, out=hidden)
                 block.contract.add_to(x, F.gelu(hidden))

@@ -12,11 +12,13 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from memcorr.bench.straightforward import StraightforwardMatcher
 from memcorr.correspondence.cache import auc
 from memcorr.correspondence.embedded import train as training
 from memcorr.correspondence.embedded.assemblies import SCENERY_TEXTURES
+from memcorr.correspondence.embedded.live import Encoded, LiveNetwork
 from memcorr.correspondence.embedded.matcher import WEIGHTS, EmbeddedMatcher, load_network
-from memcorr.correspondence.embedded.network import MatchNetwork, around_the_peak, sample
+from memcorr.correspondence.embedded.network import MatchNetwork, Pyramid, around_the_peak, sample
 from memcorr.correspondence.embedded.practice import SCENERY, Group, build_practice, is_assembly, load_groups
 from memcorr.correspondence.embedded.train import MatcherConfig, grid_targets, logistic_regression, make_pair, train
 from memcorr.correspondence.lift import BATCH, crop_object, match_frames, prepare_references
@@ -116,19 +118,39 @@ def test_coarse_targets_and_peak_agree() -> None:
     torch.testing.assert_close(around_the_peak(target.log()), uv, atol=1e-3, rtol=0)
 
 
-def test_shipped_weights_are_small_and_folding_changes_nothing() -> None:
+def test_shipped_weights_are_small() -> None:
     assert WEIGHTS.stat().st_size <= 6e6
-    plain = MatchNetwork()
-    plain.load_state_dict({k: v.float() if v.is_floating_point() else v for k, v in load_file(WEIGHTS).items()})
-    generator = torch.Generator().manual_seed(0)
-    image, uv = torch.rand(1, 3, 128, 128, generator=generator), 127 * torch.rand(1, 16, 2, generator=generator)
-    answers = []
+
+
+def test_live_answers_are_the_networks_up_to_rounding(store: Store) -> None:
+    """On the object, at the border and beyond it; on views that are alike and on views that are not."""
+    frames = [store.demonstration(0, task).frame(j) for task in ("open", "close") for j in (0, 100)]
+    crops = np.stack([crop_object(frame).rgb for frame in frames])
+    rng, corners = np.random.default_rng(0), [[0, 0], [127, 0], [0.4, 126.6], [-3, 64], [130, 131]]
+    pixels = np.stack([np.concatenate([rng.uniform(0, 127, (43, 2)), corners]) for _ in frames])
+    live, plain = EmbeddedMatcher(), StraightforwardMatcher()
+    for queries in (crops, crops[::-1], rng.integers(0, 256, crops.shape, np.uint8)):
+        answers = [matcher.match(matcher.encode(crops), pixels, queries) for matcher in (live, plain)]
+        np.testing.assert_allclose(answers[0][0], answers[1][0], atol=2e-3, rtol=0)  # pixels
+        np.testing.assert_allclose(answers[0][1], answers[1][1], atol=1e-4, rtol=0)
+
+
+def test_live_layout_follows_any_network() -> None:
+    """Also one that was never folded, with normalisations and temperature of its own."""
+    torch.manual_seed(1)
+    network = MatchNetwork()
+    for name, value in network.state_dict().items():
+        if value.is_floating_point() and not name.endswith("num_batches_tracked"):
+            value.add_(0.05 * torch.rand_like(value))
+    image, uv = torch.rand(2, 3, 128, 128), 127 * torch.rand(1, 16, 2)
+    live = LiveNetwork(network.eval())
     with torch.inference_mode():
-        for network in (plain.eval(), load_network(WEIGHTS)):
-            pyramid = network.encode(image)
-            answers.append(network.locate(pyramid, pyramid, uv))
-    torch.testing.assert_close(answers[0].uv, answers[1].uv, atol=1e-3, rtol=0)
-    torch.testing.assert_close(answers[0].trust, answers[1].trust, atol=1e-3, rtol=0)
+        a, b = (Pyramid(*(f[i : i + 1] for f in vars(network.encode(image)).values())) for i in range(2))
+        located = network.locate(a, b, uv)
+        encoded = [Encoded.join([e]) for e in live.encode(image).each()]
+        found, trust = live.locate(encoded[0], encoded[1], uv)
+    torch.testing.assert_close(found, located.uv, atol=2e-3, rtol=0)
+    torch.testing.assert_close(trust, located.trust, atol=1e-3, rtol=0)
 
 
 def test_confidence_in_a_point_is_that_in_its_location_unless_depth_varies() -> None:

@@ -63,6 +63,7 @@ def test_a_reference_swapped_in_mid_episode_is_followed_from_its_start(store: St
     assert [lane.since for lane in episode.now.lanes] == [3, 3]
     episode.follow(other)
     assert (episode.now.begun, episode.now.elapsed, episode.now.events) == (11, 0, ("reference: close, pair 0",))
+    assert all(sight.supplied is not None and sight.supplied.task == "close" for sight in episode.see())
     episode.look()
     policy, replay = episode.see()
     for sight in (policy, replay):

@@ -10,13 +10,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
-from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from ...files import Form, read_arrays
 from ...spec import Array
 from ..matcher import Doubt, Matcher
-from .network import MatchNetwork, Pyramid
+from .live import Encoded, LiveNetwork
+from .network import MatchNetwork
 
 WEIGHTS = Path(__file__).parent / "embedded.safetensors"
 
@@ -24,11 +23,6 @@ WEIGHTS = Path(__file__).parent / "embedded.safetensors"
 def images(crops: NDArray[np.uint8]) -> torch.Tensor:
     """(B, 128, 128, 3) bytes -> (B, 3, 128, 128) in [0, 1], channels last in memory."""
     return torch.from_numpy(np.ascontiguousarray(crops)).permute(0, 3, 1, 2).float() / 255
-
-
-def stack_maps(maps: list[torch.Tensor]) -> torch.Tensor:
-    """Feature maps (C, H, W) to one batch, channels last in memory as each of them is."""
-    return torch.stack([m.permute(1, 2, 0) for m in maps]).permute(0, 3, 1, 2)
 
 
 def load_network(path: Path) -> MatchNetwork:
@@ -39,20 +33,7 @@ def load_network(path: Path) -> MatchNetwork:
     }
     read = read_arrays(path, "reinstall memcorr or run `memcorr matcher train`", forms)
     network.load_state_dict({name: torch.from_numpy(array) for name, array in read.arrays.items()})
-    fold_batch_norms(network.eval().requires_grad_(False))
-    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return network
-
-
-def fold_batch_norms(network: MatchNetwork) -> None:
-    """Frozen normalisation is part of the convolution before it: a fifth faster in batches."""
-    for block in network.modules():
-        if (
-            isinstance(block, nn.Sequential)
-            and isinstance(block[0], nn.Conv2d)
-            and isinstance(block[1], nn.BatchNorm2d)
-        ):
-            block[0], block[1] = fuse_conv_bn_eval(block[0], block[1]), nn.Identity()
+    return network.eval().requires_grad_(False)
 
 
 class EmbeddedMatcher(Matcher):
@@ -62,22 +43,21 @@ class EmbeddedMatcher(Matcher):
     def __init__(self, weights: Path = WEIGHTS, device: str = "cpu", network: MatchNetwork | None = None) -> None:
         self.device = device
         self.network = (network or load_network(weights)).to(device)
+        self.live = LiveNetwork(self.network)
 
     @torch.inference_mode()
-    def encode(self, crops: NDArray[np.uint8]) -> list[Pyramid]:
-        pyramid = self.network.encode(images(crops).to(self.device))
-        return [Pyramid(pyramid.f2[i], pyramid.f4[i], pyramid.f8[i]) for i in range(len(crops))]
+    def encode(self, crops: NDArray[np.uint8]) -> list[Encoded]:
+        return self.live.encode(images(crops).to(self.device)).each()
 
     @torch.inference_mode()
     def match(
-        self, references: list[Pyramid], pixels: NDArray[np.floating], queries: NDArray[np.uint8]
+        self, references: list[Encoded], pixels: NDArray[np.floating], queries: NDArray[np.uint8]
     ) -> tuple[Array, Array]:
         """Confidence is the network's trust in the location alone; see `lifted_confidence`."""
-        reference = Pyramid(*(stack_maps([getattr(r, k) for r in references]) for k in ("f2", "f4", "f8")))
-        query = self.network.encode(images(queries).to(self.device))
-        uv = torch.from_numpy(np.asarray(pixels, np.float32)).to(self.device)
-        located = self.network.locate(reference, query, uv)
-        return located.uv.double().cpu().numpy(), located.trust.sigmoid().double().cpu().numpy()
+        query = self.live.encode(images(queries).to(self.device))
+        asked = torch.from_numpy(np.asarray(pixels, np.float32)).to(self.device)
+        uv, trust = self.live.locate(Encoded.join(references), query, asked)
+        return uv.double().cpu().numpy(), trust.sigmoid().double().cpu().numpy()
 
     @torch.inference_mode()
     def lifted_confidence(self, confidence: Array, doubt: Doubt) -> Array:
