@@ -20,6 +20,7 @@ from memcorr.demos.store import Demonstration, Store, read_demonstration, write_
 from memcorr.errors import UserError
 from memcorr.evaluation.controllers import make_controller, rollout_noise
 from memcorr.evaluation.evaluate import usual
+from memcorr.evaluation.intervention import Intervention
 from memcorr.evaluation.rollout import LANES, Decision, Job
 from memcorr.frames import Camera, Frame
 from memcorr.policy.checkpoint import write_model
@@ -135,6 +136,29 @@ def test_a_follower_plans_what_the_rollout_plans(
     assert not np.allclose(chunks["open"], chunks["close"], atol=1e-2)
     with pytest.raises(UserError, match="follows no reference"):
         memcorr.load_policy(folders["visual-unet"]).follow(store.demonstration(0, "open"))
+
+
+def test_an_exchanged_reference_is_taken_up_as_in_a_rollout(
+    folders: dict[str, Path], store: Store, world: World
+) -> None:
+    """`Follower.swap` and `evaluate --swap` hold the new reference against the first frame of the episode, alike."""
+    folder, scene = folders["memcorr-many"], evaluation_scenes("combined")[0]
+    controller = make_controller(folder, store.root, usual(folder, Intervention(swap=8)))
+    follower = memcorr.load_policy(folder).follow(store.demonstration(0, "close"), lanes=LANES)
+    world.reset(scene)
+    began = None
+    for look in range(3):
+        poses = world.T_world_object, world.robot_state
+        decision = Decision(Job(scene, "open"), look, 8 * look, world.observe(), *poses, began)
+        (answer,) = controller.decide([decision])
+        if look == 1:
+            follower.swap(store.demonstration(0, "open"))
+        assert decision.frame is not None and answer.plan is not None
+        plan = follower.plan(decision.frame, 8 * look, noise=rollout_noise(42, decision))
+        assert np.array_equal(plan.actions, answer.plan.actions) and plan.phase == answer.plan.phase
+        began = began or decision
+        for action in plan.actions[:8]:
+            world.step(action)
 
 
 @pytest.mark.parametrize("length", [2, 10, 16, 17, 120, 260])
