@@ -85,7 +85,7 @@ def strangers(episodes: Sequence[Episode]) -> Table | None:
         return None
     groups: dict[tuple[str, ...], list[Episode]] = {}
     for e in rows:
-        what = e.condition, e.disturbance, e.shown.reference
+        what = f"{e.condition}, seed {e.scene_seed}", e.disturbance, e.shown.reference
         groups.setdefault((e.experiment, e.camera, e.shown.masks, *what), []).append(e)
     return Table(
         "A stranger's recordings",

@@ -15,6 +15,7 @@ from memcorr.evaluation.episodes import EPISODES, Episode, write_episodes
 from memcorr.files import write_json
 from memcorr.report import paper
 from memcorr.report.lookup import PREDECESSOR, Lookup, door_follows, first_chunk_follows, matching
+from memcorr.report.many import strangers
 from memcorr.report.matching import Measured
 from memcorr.report.page import complete, write_report
 from memcorr.report.paper import MATCHED, Line, Setting
@@ -137,6 +138,16 @@ def test_unmeasured_cells_say_so_and_nothing_is_dropped() -> None:
     assert systems[0][3] == "not measured" and systems[3][6].startswith("100/150 (66.67 %)")
     assert "phase +3" in tables["Further measurements"].rows[0][3]
     assert "not measured" in tables["Paired differences"].rows[0]
+
+
+def test_rollouts_through_another_camera_have_a_table_of_their_own_and_scenes_are_told_apart() -> None:
+    plain = rollouts(Setting("memcorr-measured"), 300)
+    assert strangers(plain) is None
+    fixed = [dataclasses.replace(e, camera="0a1b2c3d", disturbance="depth-noise=1") for e in plain]
+    fresh = [dataclasses.replace(e, scene_seed=7, success=False) for e in fixed]
+    table = strangers([*plain, *fixed, *fresh])
+    assert table is not None and [row[3] for row in table.rows] == ["boundary, seed 0", "boundary, seed 7"]
+    assert [row[-1][:7] for row in table.rows] == ["300/300", "0/300 ("]
 
 
 def test_one_matcher_fills_the_report() -> None:

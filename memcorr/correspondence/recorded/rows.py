@@ -36,6 +36,7 @@ from ..matches import Matches, join_matches, located, motion_of, residuals
 MEASURED, ROWS, TABLE = "measured.json", "measured.safetensors", "errors.json"
 AGAIN = "delete the folder and run the same `memcorr match` again"
 BACK_EVERY = 4  # rows, one of which is also matched back
+BACK = SPEC.executed // BACK_EVERY  # of one look, together: a batch of the usual size would be three quarters padding
 FORMS = {
     "reference_frame": Form("int64", ("R",)),
     "p_ref": Form("float64", ("R", SPEC.points, 3)),
@@ -157,9 +158,10 @@ def follow(
         back = [i for i, k in enumerate(anchors) if k % BACK_EVERY == 0]
         returned = match_frames(
             matcher,
-            prepare_references(matcher, [live[i] for i in back]),
+            prepare_references(matcher, [live[i] for i in back], BACK),
             [shown.frame(phases[i]) for i in back],
             lifting,
+            BACK,
         )
         differ += [e for n, i in enumerate(back) if (e := disagreement(matches[i], returned[n])) is not None]
         for i, k in enumerate(anchors):
