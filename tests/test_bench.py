@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
+from memcorr.bench import readers
 from memcorr.bench.run import Case, measure
 
 
@@ -22,3 +25,12 @@ def test_ours_and_the_baseline_take_turns_and_times_are_per_item() -> None:
     assert turns == ["ours", "baseline"] * 4  # the first turn warms up
     assert 10 <= result.ours_ms < 20 <= result.baseline_ms < 40  # naps may last longer, never shorter
     assert result.ratio == result.baseline_ms / result.ours_ms
+
+
+@pytest.mark.parametrize("name", readers.CASES)
+def test_readers_are_measured_on_what_they_accept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache was once one that its reader had come to refuse."""
+    monkeypatch.setattr(readers, "ROWS", 300)
+    case = readers.CASES[name]()
+    case.ours()
+    case.baseline()
