@@ -88,7 +88,7 @@ def load_cache() -> Case:
             for task in TASKS:
                 where = demonstration_path(root, pair, task)
                 with h5py.File(where, "r") as f:
-                    {name: f[name][:] for name in NUMBERS}
+                    {name: f[name][:] for name in NUMBERS if name in f}  # time is optional
                     [f.attrs[name] for name in ("layout", "pair", "task", "u")]
                 digest.update(hashlib.sha256(where.read_bytes()).digest())
         load_file(path)
