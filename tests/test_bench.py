@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from memcorr.bench import readers
 from memcorr.bench.rollouts import replan
 from memcorr.bench.run import Case, measure, run
 from memcorr.errors import UserError
@@ -39,3 +40,12 @@ def test_a_decision_is_the_plain_ways_for_any_policy_that_is_named() -> None:
     for wrong in ("step:shipped", "sleep"):
         with pytest.raises(UserError, match=f"unknown benchmark '{wrong}'"):
             run([wrong])
+
+
+@pytest.mark.parametrize("name", readers.CASES)
+def test_readers_are_measured_on_what_they_accept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache was once one that its reader had come to refuse."""
+    monkeypatch.setattr(readers, "ROWS", 300)
+    case = readers.CASES[name]()
+    case.ours()
+    case.baseline()

@@ -142,7 +142,7 @@ def shorten(verb: str) -> None:
         figure.clear()
         save(figure, *arguments, **options)
 
-    Figure.savefig = blank  # type: ignore[method-assign]
+    setattr(Figure, "savefig", blank)  # noqa: B010
     object.__setattr__(SPEC, "episode_steps", STEPS_FILMED if verb == "demo" else STEPS)
     page.FIGURES = {"objective": page.FIGURES["objective"]}
     loop.SAVE_EVERY = loop.LOG_EVERY = 2

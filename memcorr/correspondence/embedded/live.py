@@ -58,7 +58,7 @@ class Affine:
     def of(*layers: nn.Module) -> Affine:
         """Linear layers or 1x1 convolutions of one input, beside each other."""
         weights = [layer.get_parameter("weight").flatten(1).t() for layer in layers]
-        biases = [layer.get_parameter("bias") for layer in layers]
+        biases: list[Tensor] = [layer.get_parameter("bias") for layer in layers]
         return Affine(torch.cat(weights, dim=1).contiguous(), torch.cat(biases).contiguous())
 
     def then(self, following: Affine) -> Affine:
@@ -220,8 +220,8 @@ class LiveNetwork:
         qkv = self.own[0].qkv(x)
         x = self.own[0].finish(x, _attend(qkv, qkv))
         qkv = self.other[0].qkv(x)
-        maps = (f.permute(0, 2, 3, 1).contiguous() for f in (f2, f4))
-        return Encoded(*maps, x.view(-1, SIDE**2, WIDTH), qkv)
+        f2, f4 = (f.permute(0, 2, 3, 1).contiguous() for f in (f2, f4))
+        return Encoded(f2, f4, x.view(-1, SIDE**2, WIDTH), qkv)
 
     def _look(self, a: Encoded, b: Encoded) -> Tensor:
         """Both images' tokens (2 B * 256, C) after they have looked at each other, and in between at themselves."""
