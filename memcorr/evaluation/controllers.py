@@ -17,7 +17,7 @@ from ..demos.course import Course, Progress, expected_phase
 from ..demos.store import Demonstration, Store, demonstration_path
 from ..errors import UserError
 from ..frames import Frame
-from ..policy.policy import Plan, Policy, Reference, Request, beside, initial_noise, load_policy
+from ..policy.policy import Plan, Policy, Reference, Request, beside, hurried, initial_noise, load_policy
 from ..policy.relations import permute_pairs
 from ..spec import SPEC, TEST_SETS, WORLD_TASKS, Array, Task
 from ..worlds.pairs import find_pair
@@ -73,7 +73,9 @@ class PolicyController:
                 noise = rollout_noise(seed, decision)
                 point_pairs = None if matches is None else matches[i]
                 number = WORLD_TASKS[decision.job.scene.world].index(tasks[i])
-                requests.append(Request(seen(decision), noise, reference, j, point_pairs, number, empty))
+                now = self.progress.get((decision.job, followed[i][0])) if followed else None
+                returning = now is not None and now.returning
+                requests.append(Request(seen(decision), noise, reference, j, point_pairs, number, empty, returning))
             plans = self._plan(requests)
         return [Answer(plan, error) for plan, error in zip(plans, errors, strict=True)]
 
@@ -240,7 +242,9 @@ class ServoController(PolicyController):
         super().__init__(None, demonstrations, shown)
 
     def _plan(self, requests: Sequence[Request]) -> list[Plan]:
-        return [Plan(np.clip(beside(request), -1.0, 1.0), request.phase, request.matches) for request in requests]
+        chunks = [np.clip(beside(request), -1.0, 1.0) for request in requests]
+        chunks = [hurried(chunk) if r.returning else chunk for chunk, r in zip(chunks, requests, strict=True)]
+        return [Plan(chunk, r.phase, r.matches) for chunk, r in zip(chunks, requests, strict=True)]
 
 
 def _one(matches: Matches) -> Matches:

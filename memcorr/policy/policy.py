@@ -35,6 +35,7 @@ from .hub import downloaded, is_repository
 from .relations import Relations, build_relations, continued, empty_relations
 from .sampler import make_sampler
 
+HURRY = 1.7  # times as fast as planned, on the way back to a reference's gate
 SHIPPED = Path(__file__).parent / "shipped"  # config.json and model.safetensors of the shipped policy
 
 
@@ -54,6 +55,7 @@ class Request:
     matches: Matches | None = None  # between that frame and the live one
     task: int | None = None  # 0 or 1, for visual policies, which have no reference
     empty: bool = False  # drop the condition
+    returning: bool = False  # the hand was lost and is on its way back, through free space
 
 
 def beside(request: Request, width: int = SPEC.action_dim, action_cm: float = 1.0) -> Array:
@@ -64,6 +66,13 @@ def beside(request: Request, width: int = SPEC.action_dim, action_cm: float = 1.
         followed = r.frame.gripper, reference.gripper, r.phase, commands(reference, action_cm)
         chunk[:, :3] = continued(r.matches, *followed) / action_cm
     return chunk
+
+
+def hurried(chunk: Array, limit: float = 1.0) -> Array:
+    """Through free space as fast as the robot may: what was lost was time, and experts leave themselves headroom."""
+    length = np.linalg.norm(chunk[:, :3], axis=1, keepdims=True)
+    factor = np.clip(limit / np.maximum(length, 1e-9), 1.0, HURRY)
+    return np.concatenate([chunk[:, :3] * factor, chunk[:, 3:]], axis=1)
 
 
 def commands(demonstration: Demonstration, action_cm: float = 1.0) -> Array:
@@ -151,7 +160,8 @@ class Policy:
             added = np.stack([beside(r, d.action_dim, d.action_cm) for r in batch]) if relative else 0.0
             x_0 = sampled.cpu().numpy().astype(np.float64)
             chunks = self.normalisation.original_action(x_0, added, d.action_limit)
-            plans += [Plan(chunk, r.phase, r.matches) for chunk, r in zip(chunks, batch, strict=True)]
+            for chunk, r in zip(chunks, batch, strict=True):
+                plans.append(Plan(hurried(chunk, d.action_limit) if r.returning else chunk, r.phase, r.matches))
         return plans[: len(requests)]
 
 
@@ -239,7 +249,8 @@ class Planner:
                 j = now.phase
             width = self.policy.design.action_dim
             noise = initial_noise(look.seed, look.elapsed, width=width) if look.noise is None else look.noise
-            requests.append(Request(look.frame, noise, reference.demonstration, j, point_pairs))
+            returning = now is not None and now.returning
+            requests.append(Request(look.frame, noise, reference.demonstration, j, point_pairs, returning=returning))
             progress.append(now)
         return [replace(plan, progress=now) for plan, now in zip(self.plan(requests), progress, strict=True)]
 
