@@ -87,6 +87,23 @@ _VISUAL = dataclasses.replace(MAIN, name="visual-transformer", network="visual-t
 _UNET = dataclasses.replace(
     _VISUAL, name="visual-unet", network="visual-unet", paired=False, condition_dropout=0.0, guidance=1.0
 )
+# Follows by what is seen: actions relative to those that would continue the reference.
+_SEEING = dataclasses.replace(
+    MAIN,
+    representation="tracking",
+    guidance=1.0,
+    schedule="cosine",
+    predicts="velocity",
+    state="relative",
+    actions="relative",
+    phase="seen",
+    phase_errors=(-6, 6),
+    paired_every=8,
+    turned=True,
+    lent_errors=2.5,
+    noises=4,
+    learning_rate=(5e-4, 5e-5),
+)
 
 EXPERIMENTS: dict[str, Experiment] = {
     e.name: e
@@ -114,51 +131,19 @@ EXPERIMENTS: dict[str, Experiment] = {
         dataclasses.replace(_UNET, name="visual-unet-cosine", schedule="cosine"),
         # One policy for many objects, which reacts; window, faucet and lock are in no training.
         dataclasses.replace(
-            MAIN,
+            _SEEING,
             name="memcorr-many",
-            representation="tracking",
-            guidance=1.0,
-            schedule="cosine",
-            predicts="velocity",
             ddim_steps=2,
-            state="relative",
-            actions="relative",
-            phase="seen",
-            phase_errors=(-6, 6),
-            paired_every=8,
             train_pairs=16,
             worlds=TRAINED_WORLDS,
             disturbed=True,
             astray=0.3,
             references=2,
-            turned=True,
-            lent_errors=2.5,
-            noises=4,
             batch=56,
             updates=(3_000, 800),
-            learning_rate=(5e-4, 5e-5),
         ),
         # Recordings of one's own: what a camera and a robot report; widths, units and pairs as the data has them.
-        dataclasses.replace(
-            MAIN,
-            name="memcorr-measured",
-            measured=True,
-            representation="tracking",
-            guidance=1.0,
-            schedule="cosine",
-            predicts="velocity",
-            state="relative",
-            actions="relative",
-            phase="seen",
-            phase_errors=(-6, 6),
-            paired_every=8,
-            turned=True,
-            lent_errors=2.5,
-            noises=4,
-            batch=32,
-            updates=(1_200, 300),
-            learning_rate=(5e-4, 5e-5),
-        ),
+        dataclasses.replace(_SEEING, name="memcorr-measured", measured=True, batch=32, updates=(1_200, 300)),
         # Seconds instead of hours: does the whole path work on this machine?
         dataclasses.replace(MAIN, name="debug", train_pairs=2, batch=16, updates=(12, 6)),
     )
