@@ -32,7 +32,7 @@ RELATION_M = 0.012  # usual error of the gripper as seen from the object
 TURN_M = 0.006  # of a point of the object, after the displacement of all was taken out
 SHIFT_M, SHIFT_LIMIT = 0.010, 4.0  # of the displacement since the start; a base may be moved in mid-episode
 PACE, BACK_LIMIT, AHEAD_LIMIT = 8.0, 12.0, 9.0  # frames; what going back or ahead costs at most
-ASTRAY_M, ON_COURSE_M = 0.03, 0.02  # the hand from every frame: where it is lost, and where it is back
+LOST_M, ON_COURSE_M = 0.03, 0.02  # the hand from every frame: where it is lost, and where it is back
 LOW_M, MOVED_M = 0.0, 0.008  # a hand that is low: this far below the gate; an object that was moved
 
 
@@ -185,5 +185,5 @@ def _next(looks: Looks, k: int, before: Progress | None, elapsed: int) -> Progre
     if before is not None and before.returning:
         returning = looks.relation[k].min() > ON_COURSE_M and looks.relation[k, looks.gate] > 1.5 * ON_COURSE_M
     else:
-        returning = phase > looks.gate and looks.relation[k, phase] > ASTRAY_M and looks.below[k] > LOW_M
+        returning = phase > looks.gate and looks.relation[k, phase] > LOST_M and looks.below[k] > LOW_M
     return Progress(looks.gate if returning else phase, begun, elapsed, bool(returning))
