@@ -160,7 +160,7 @@ def judged(verb: Verb, out: Path, errors: Path, counts: Counts, finished: bool) 
 
 
 def turns(everything: list[Verb], counts: Counts, what: str) -> Iterator[Verb]:
-    """Of the command that has had least, the kind that has had least; a turn counts too, whatever came of it."""
+    """Of the command that has had least, what has cost least so far; a turn counts too, whatever came of it."""
     taken: collections.Counter[str] = collections.Counter()
 
     def had(verb: Verb) -> float:
@@ -170,7 +170,7 @@ def turns(everything: list[Verb], counts: Counts, what: str) -> Iterator[Verb]:
         command = {verb.arguments[0]: 0.0 for verb in everything}
         for verb in everything:
             command[verb.arguments[0]] += had(verb) / everything.count(verb)
-        verb = min(everything, key=lambda verb: (command[verb.arguments[0]], had(verb)))
+        verb = min(everything, key=lambda verb: (command[verb.arguments[0]], had(verb) * verb.seconds))
         taken[verb.name] += 1
         yield verb
 
