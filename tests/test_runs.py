@@ -399,6 +399,24 @@ def test_the_workers_are_ended_before_the_folder_is_free(
     assert ended == [True]
 
 
+def test_what_a_sweep_puts_beside_its_rows_it_puts_there_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from memcorr.evaluation import sweep
+    from memcorr.training.experiments import EXPERIMENTS
+
+    entry = sweep.Entry(EXPERIMENTS["debug"], 42, (sweep.Evaluation(),))
+    run, rows = (tmp_path / name / entry.name for name in ("runs", "results"))
+    for folder in (run, rows):
+        folder.mkdir(parents=True)
+    for name in (sweep.CONFIG, sweep.METRICS):
+        (run / name).write_text(name)
+    monkeypatch.setattr(sweep, "spread", lambda work, jobs, workers: (entry for entry, _ in jobs))
+    monkeypatch.setattr(sweep, "evaluate_once", lambda *_: None)
+    with taken(rows), pytest.raises(UserError, match="another memcorr"):
+        list(sweep.sweep([entry], tmp_path, tmp_path))
+    assert list(sweep.sweep([entry], tmp_path, tmp_path)) == [entry]
+    assert {path.name for path in rows.iterdir()} == {sweep.CONFIG, sweep.METRICS}
+
+
 @pytest.mark.slow
 def test_many_simultaneous_matches_leave_one_whole_cache(store: Store, tmp_path: Path) -> None:
     from memcorr.correspondence.cache import build_cache, read_cache

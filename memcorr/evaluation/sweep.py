@@ -22,7 +22,7 @@ from tqdm import tqdm
 from ..demos.store import Store
 from ..errors import UserError
 from ..policy.checkpoint import CONFIG
-from ..runs import CORES, InUse, Workers, needing, slots, spread, written_whole
+from ..runs import CORES, InUse, Workers, claimed, needing, slots, spread, written_whole
 from ..spec import DOOR, TestSet
 from ..training.experiments import Experiment
 from ..training.loop import STAGE_ONE, train
@@ -127,9 +127,10 @@ def sweep(
                         policy = str(folder / STAGE_ONE if evaluation.stage_one else folder)
                         store = references(data, entry.recipe, evaluation.world)
                         evaluate_once(policy, rows, evaluation, scenes, store, scene_seed, workers)
-                    for file in (CONFIG, METRICS):  # beside its rollouts: how the policy came about
-                        with written_whole(rows / file) as temporary:
-                            shutil.copyfile(folder / file, temporary)
+                    with claimed(rows):
+                        for file in (CONFIG, METRICS):  # beside its rollouts: how the policy came about
+                            with written_whole(rows / file) as temporary:
+                                shutil.copyfile(folder / file, temporary)
                     bar.update()
                     yield entry
 

@@ -12,7 +12,7 @@ import rerun as rr
 import rerun.blueprint as rrb
 import trimesh
 
-from ..runs import written_whole
+from ..runs import claimed, written_whole
 from ..show.video import FPS, SIDE, STRIP, Image, caption, confidence_colour, draw, towards, write_film
 from ..spec import SPEC, Array
 from .episode import Episode, Instant, Sight
@@ -31,23 +31,23 @@ def picture(sight: Sight) -> Image:
 def record(episode: Episode, out: Path, told: Callable[[float], None]) -> tuple[Path, Path]:
     """Writes both files, named after the world and the next free number; `told` hears the share that is done."""
     world = episode.world.pair.name
-    out.mkdir(parents=True, exist_ok=True)
-    number = 1
-    while any((out / f"{world}-{number:03d}.{ending}").exists() for ending in ("mp4", "rrd")):
-        number += 1
-    film, log = (out / f"{world}-{number:03d}.{ending}" for ending in ("mp4", "rrd"))
-    instants = [*episode.past, episode.now]
-    with written_whole(log) as temporary, closing(Log(temporary, episode)) as rerun:
+    with claimed(out):
+        number = 1
+        while any((out / f"{world}-{number:03d}.{ending}").exists() for ending in ("mp4", "rrd")):
+            number += 1
+        film, log = (out / f"{world}-{number:03d}.{ending}" for ending in ("mp4", "rrd"))
+        instants = [*episode.past, episode.now]
+        with written_whole(log) as temporary, closing(Log(temporary, episode)) as rerun:
 
-        def pictures() -> Iterator[Image]:
-            for i, instant in enumerate(instants):
-                sights = episode.see(instant)
-                rerun.write(instant, sights)
-                page = titled(world, instant, sights)
-                yield from [page] * (FPS if i == len(instants) - 1 else 1)
-                told((i + 1) / len(instants))
+            def pictures() -> Iterator[Image]:
+                for i, instant in enumerate(instants):
+                    sights = episode.see(instant)
+                    rerun.write(instant, sights)
+                    page = titled(world, instant, sights)
+                    yield from [page] * (FPS if i == len(instants) - 1 else 1)
+                    told((i + 1) / len(instants))
 
-        write_film(film, pictures(), (2 * SIDE, STRIP + len(episode.now.lanes) * SIDE))
+            write_film(film, pictures(), (2 * SIDE, STRIP + len(episode.now.lanes) * SIDE))
     return film, log
 
 

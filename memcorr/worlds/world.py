@@ -315,7 +315,9 @@ class World:
         return Frame(rgb, depth, mask, camera, self.robot_state, self.gripper)
 
 
-@cache
 def shared_world(name: str = DOOR, view: View | None = None) -> World:
     """The world of this name in this process; the renderers of several share nothing but the process."""
-    return World(name, view)
+    return _shared(name, view)
+
+
+_shared = cache(World)  # would take a view that is left out for another than None

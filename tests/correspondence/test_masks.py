@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from memcorr.correspondence.recorded.masks import (
@@ -14,13 +17,16 @@ from memcorr.correspondence.recorded.masks import (
     Segmenter,
     Tracked,
     draw_masks,
+    first_mask,
     load_segmenter,
     overlap,
 )
-from memcorr.demos.store import LAYOUT, Demonstration, Store, write_demonstration
+from memcorr.demos.store import LAYOUT, Demonstration, Store, read_demonstration, write_demonstration
 from memcorr.errors import UserError
 from memcorr.files import write_json
 from memcorr.frames import Frame
+from tests.test_files import damaged, quick, write_small
+from tests.test_runs import taken
 
 SPAN = range(48, 84, 2)  # the door is pulled open by a good part
 
@@ -101,6 +107,28 @@ def test_masks_are_drawn_into_a_store_once(store: Store, film: list[Frame], tmp_
     assert draw_masks(bare, segmenter, None, again=True) == 1 and drawn.path.read_bytes() == before
     with pytest.raises(UserError, match="choose one of matcher, sam2"):
         load_segmenter("magic")
+    with taken(root), pytest.raises(UserError, match="another memcorr"):  # who would clear away what is half-written
+        draw_masks(bare, segmenter, None, again=True)
+
+
+def test_a_damaged_drawing_is_one_line(tmp_path: Path) -> None:
+    """Pillow raises what it likes: OSError, SyntaxError, ValueError."""
+    path = tmp_path / "pair-000-open.png"
+    d = read_demonstration(write_small(tmp_path / "pair-000-open.h5"))
+    Image.fromarray(d.frame(0).mask).save(path)
+    good = path.read_bytes()
+
+    @settings(quick, max_examples=300)
+    @given(st.integers(0, 5), st.floats(0, 1), st.integers(0, 300))
+    def check(how: int, where: float, what: int) -> None:
+        path.write_bytes(damaged(good, how, where, what))
+        with contextlib.suppress(UserError):
+            first_mask(d, tmp_path)
+
+    check()
+    path.write_bytes(good[:37] + bytes(4) + good[41:])
+    with pytest.raises(UserError, match=r"pair-000-open\.png is no picture \(.*\); draw it again"):
+        first_mask(d, tmp_path)
 
 
 def test_sam2_follows_its_first_mask(film: list[Frame], tmp_path: Path) -> None:

@@ -215,10 +215,17 @@ def test_a_checkpoint_replaced_meanwhile_is_noticed(checkpoints: dict[str, str],
 
 
 @pytest.mark.parametrize("ending", ["\r\n", "\r", "\n"])
-def test_other_line_ends_lose_nothing(ending: str, one_worker: Path, tmp_path: Path) -> None:
+def test_other_line_ends_lose_nothing(
+    ending: str, one_worker: Path, checkpoints: dict[str, str], store: Store, tmp_path: Path
+) -> None:
+    """Nor are they destroyed by the next `evaluate`, which writes the file anew."""
     text = (one_worker / EPISODES).read_text()
     (tmp_path / EPISODES).write_bytes(text.replace("\n", ending).encode())
     assert read_episodes(tmp_path / EPISODES) == read_episodes(one_worker / EPISODES)
+    for end in (ending, ""):
+        (tmp_path / EPISODES).write_bytes((text.rstrip("\n").replace("\n", ending) + end).encode())
+        evaluate(checkpoints["memcorr"], tmp_path, shown=TRUE, scenes=range(2), data=store.root)
+        assert (tmp_path / EPISODES).read_text() == text
     (tmp_path / EPISODES).write_bytes(text.rstrip("\n").encode())  # an intact last line without its end
     assert read_episodes(tmp_path / EPISODES) == read_episodes(one_worker / EPISODES)
     (tmp_path / EPISODES).write_bytes(text[:-40].encode())

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from memcorr.demos.store import Store
+from memcorr.errors import UserError
 from memcorr.evaluation.controllers import PolicyController, ReplayController, ZerosController
 from memcorr.evaluation.evaluate import usual
 from memcorr.evaluation.intervention import Intervention
@@ -17,6 +18,7 @@ from memcorr.policy.policy import load_policy
 from memcorr.show.video import is_whole
 from memcorr.worlds.scenes import evaluation_scenes
 from memcorr.worlds.world import World, shared_world
+from tests.test_runs import taken
 
 pytest.importorskip("viser", reason="memcorr[lab] is not installed")
 
@@ -173,3 +175,9 @@ def test_an_episode_becomes_a_video_and_an_rrd(store: Store, world: World, tmp_p
     assert rows["/a/progress"] == rows["/b/progress"] == 4 and rows["/events"] == 1
     assert any(path.startswith("/world/a/body-") for path in rows) and "/world/b/camera/rgb" in rows
     assert record(episode, tmp_path, shares.append)[0].name == "door-002.mp4"
+
+
+def test_two_labs_do_not_record_into_one_folder_at_once(store: Store, world: World, tmp_path: Path) -> None:
+    """They would take the same number, and clear away each other's half."""
+    with taken(tmp_path), pytest.raises(UserError, match="another memcorr"):
+        record(Episode(world, SCENE, still(store)), tmp_path, lambda share: None)

@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load, save
 
 import memcorr
@@ -32,6 +34,8 @@ from memcorr.training.dataset import Dataset, measure
 from memcorr.training.experiments import EXPERIMENTS, Config
 from memcorr.worlds.scenes import evaluation_scenes
 from memcorr.worlds.world import World
+from tests.test_files import quick
+from tests.torture.inputs import wrong_frame
 
 NAMES = [name for name in EXPERIMENTS if name != "debug"]
 
@@ -234,6 +238,27 @@ def test_a_frame_that_cannot_be_right_is_named(what: str, folders: dict[str, Pat
     follower = memcorr.load_policy(folders["memcorr"]).follow(reference, matcher=FlowMatcher())
     with pytest.raises(ValueError, match=words):
         follower.plan(make(reference.frame(0)), 0)
+
+
+def test_any_wrong_frame_is_named_or_answered_with_actions(folders: dict[str, Path], store: Store) -> None:
+    reference = store.demonstration(0, "open")
+    follower = memcorr.load_policy(folders["memcorr"]).follow(reference, matcher=FlowMatcher())
+    good, seen = reference.frames(range(0, 200, 25)), {"named": 0, "answered": 0}
+
+    @quick
+    @given(st.integers(0, 2**32 - 1), st.integers(0, 7), st.integers(0, 300))
+    def check(seed: int, k: int, elapsed: int) -> None:
+        try:
+            plan = follower.plan(wrong_frame(good[k], np.random.default_rng(seed)), elapsed)
+        except ValueError as problem:
+            assert re.search(r"rgb|depth|mask|camera|robot_state|gripper", str(problem))
+            seen["named"] += 1
+        else:
+            assert np.isfinite(plan.actions).all() and np.abs(plan.actions).max() <= 1
+            seen["answered"] += 1
+
+    check()
+    assert min(seen.values()) > 5, seen
 
 
 def test_without_the_object_in_sight_the_plan_says_so(folders: dict[str, Path], store: Store) -> None:

@@ -24,6 +24,7 @@ from memcorr.errors import UserError
 from memcorr.files import write_json
 from memcorr.frames import Camera, Frame
 from memcorr.recordings.check.report import check, examine
+from tests.test_runs import taken
 
 Change = Callable[[list[Frame], NDArray], tuple[list[Frame], NDArray]]
 OPENGL = np.diag([1.0, -1.0, -1.0, 1.0])
@@ -244,6 +245,8 @@ def test_the_report_says_what_is_there_groups_what_is_wrong_and_draws_it(store: 
                 seen, action = FAULTS["inverted extrinsics"].change(seen, action)
             rewritten(d, demonstration_path(root, pair, task), seen, action)
     write_json(root / "collection.json", {"layout": 1, "pairs": 2, "world": "mine", "tasks": ["open", "close"]})
+    with taken(root), pytest.raises(UserError, match="another memcorr"):  # who would clear away half a picture
+        check(Store.open(root), root / "check.png")
     report = check(Store.open(root), root / "check.png")
     assert "4 demonstrations of mine (open, close), 200 rows, images 128 x 128" in report.summary
     assert "without door_joint, object_pose, time" in report.summary

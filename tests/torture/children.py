@@ -1,7 +1,7 @@
 """Verbs in forked children of a process that has loaded everything, so that random moments fall into the work.
 
-Nothing is replaced by something simpler, but it is made short: episodes of 96 steps (the expert needs 86), a training
-that saves every second update, one chapter of the demonstration (24 steps, its references recorded), one figure of the
+Nothing is replaced by something simpler, but it is made short: recordings of 96 steps, rollouts of 40, a training that
+saves every second update, one chapter of the demonstration (16 steps, its references recorded), one figure of the
 report, and, where Mesa draws in software and without threads, the parent's own GL context.
 """
 
@@ -27,12 +27,13 @@ from ..test_runs import processes
 
 MARK = "MEMCORR_TORTURE"  # in the environment that every child inherits: that is how orphans are found
 DISK = "MEMCORR_TORTURE_DISK"  # where the preloaded library is
-STEPS, STEPS_FILMED = 96, 24
+STEPS = {"collect": 96, "evaluate": 40, "demo": 16}  # the expert needs 86
 MODULES = (
     *("memcorr.cli", "memcorr.demos.collect", "memcorr.correspondence.pictures", "memcorr.correspondence.flow"),
     *("memcorr.correspondence.embedded.matcher", "memcorr.training.loop", "memcorr.evaluation.evaluate"),
     *("memcorr.report.page", "memcorr.show.demo", "memcorr.reproduce", "memcorr.bench.run", "memcorr.doctor"),
     *("memcorr.correspondence.embedded.train", "torch.utils.tensorboard", "matplotlib.pyplot", "imageio_ffmpeg"),
+    *("torch._dynamo", "safetensors.numpy", "typeguard", "PIL.PngImagePlugin"),
 )
 
 
@@ -143,7 +144,7 @@ def shorten(verb: str) -> None:
         save(figure, *arguments, **options)
 
     setattr(Figure, "savefig", blank)  # noqa: B010
-    object.__setattr__(SPEC, "episode_steps", STEPS_FILMED if verb == "demo" else STEPS)
+    object.__setattr__(SPEC, "episode_steps", STEPS.get(verb, STEPS["collect"]))
     page.FIGURES = {"objective": page.FIGURES["objective"]}
     loop.SAVE_EVERY = loop.LOG_EVERY = 2
     demo.CHAPTERS = (dataclasses.replace(demo.CHAPTERS[0], references=("correct",)),)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from .counts import summed
+from tests.test_files import damaged, told_or_harmless
+from tests.torture.counts import summed
+from tests.torture.kinds import real_kinds
 
 ROOT = Path(__file__).parents[2]
+TIMES = 6
 SOME = {
     "files": (["--times", "0.05"], "damaged files", 100),
     "frames": (["--times", "0.04"], "wrong frames", 40),
@@ -19,6 +23,20 @@ SOME = {
     "writes": (["--times", "0.04", "--verbs", "train"], "refused writes", 2),
     "races": (["--times", "0.02", "--verbs", "train"], "races", 1),
 }
+
+
+def test_a_flipped_bit_is_noticed_in_files_of_every_kind(tmp_path: Path) -> None:
+    """Once a model, a state of training, a matcher and most caches were believed with one."""
+    rng, refused = random.Random(0), 0
+    for number, kind in enumerate(kinds := real_kinds(tmp_path)):
+        path = tmp_path / f"kind-{number}" / kind.name
+        path.parent.mkdir(parents=True)
+        kind.write(path)
+        good, undamaged = path.read_bytes(), kind.read(path)
+        for _ in range(TIMES):
+            content = damaged(good, 0, rng.random(), rng.randrange(8))
+            refused += told_or_harmless(kind, path, content, undamaged) == "refused"
+    assert refused > 0.9 * TIMES * len(kinds), refused
 
 
 @pytest.mark.slow

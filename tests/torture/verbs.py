@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
 import os
@@ -158,22 +159,26 @@ def judged(verb: Verb, out: Path, errors: Path, counts: Counts, finished: bool) 
     shutil.rmtree(out, ignore_errors=True)
 
 
-def turns(everything: list[Verb]) -> Iterator[Verb]:
-    """One after the other, quick ones more often."""
-    shortest = min(verb.seconds for verb in everything)
-    owed = {verb.name: 0.0 for verb in everything}
+def turns(everything: list[Verb], counts: Counts, what: str) -> Iterator[Verb]:
+    """Of the command that has had least, what has cost least so far; a turn counts too, whatever came of it."""
+    taken: collections.Counter[str] = collections.Counter()
+
+    def had(verb: Verb) -> float:
+        return (counts[f"{what}, {verb.name}"] + taken[verb.name]) / everything.count(verb)
+
     while True:
+        command = {verb.arguments[0]: 0.0 for verb in everything}
         for verb in everything:
-            owed[verb.name] += min(1.0, 3 * shortest / verb.seconds)
-            if owed[verb.name] >= 1:
-                owed[verb.name] -= 1
-                yield verb
+            command[verb.arguments[0]] += had(verb) / everything.count(verb)
+        verb = min(everything, key=lambda verb: (command[verb.arguments[0]], had(verb) * verb.seconds))
+        taken[verb.name] += 1
+        yield verb
 
 
 def kills(here: Path, count: int, chosen: list[str], counts: Counts) -> None:
     """kill -9 at random moments: half of them anywhere in the work, half in the middle of a write."""
     everything = list(verbs(here, chosen))
-    for k, verb in enumerate(turns(everything)):
+    for k, verb in enumerate(turns(everything, counts, "kill -9")):
         out, errors, code = here / f"kill-{k}", here / "errors.txt", None
         prepare(verb.name, out, here.parent)
         for _ in range(KILLS):
@@ -215,7 +220,7 @@ def whole(path: Path, name: str, expected: dict[str, bytes]) -> bool:
 def writes(here: Path, count: int, chosen: list[str], counts: Counts) -> None:
     """A disk that refuses: the Nth write, all writes from the Nth on, or large files."""
     everything = [verb for verb in verbs(here, chosen) if verb.alone]
-    for k, verb in enumerate(turns(everything)):
+    for k, verb in enumerate(turns(everything, counts, "refused writes")):
         if counts["refused writes"] >= count:
             return
         out, errors = here / f"write-{k}", here / "errors.txt"
@@ -244,8 +249,8 @@ def writes(here: Path, count: int, chosen: list[str], counts: Counts) -> None:
 
 def races(here: Path, count: int, chosen: list[str], counts: Counts) -> None:
     """Two of the same verb on one folder."""
-    everything = [verb for verb in verbs(here, chosen) if verb.alone]
-    for k, verb in enumerate(turns(everything)):
+    everything = list(verbs(here, chosen))
+    for k, verb in enumerate(turns(everything, counts, "races")):
         if counts["races"] >= count:
             return
         out, codes = here / f"race-{k}", []

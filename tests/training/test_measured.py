@@ -30,6 +30,7 @@ from memcorr.files import write_json
 from memcorr.frames import Frame
 from memcorr.policy.checkpoint import read_tensors
 from memcorr.policy.policy import Reference, load_policy
+from memcorr.report.matching import Measured as Errors
 from memcorr.spec import SPEC
 from memcorr.training.batches import Batches
 from memcorr.training.dataset import Dataset, measure
@@ -148,6 +149,7 @@ def test_matches_belong_to_their_recordings(recorded: Store, matched: Path, stor
         read_measured(matched, store)
     with pytest.raises(UserError, match="memcorr match --measured"):
         read_measured(tmp_path, recorded)
+    assert not Errors.find([matched]).cache, "how two ways agree is no error table, which a report would take it for"
 
 
 def test_rows_keep_their_own_points_and_borrow_errors(rows: Dataset, seen: Measured) -> None:

@@ -19,7 +19,7 @@ from memcorr.worlds.gl import mujoco
 from memcorr.worlds.gym_env import frame_of, observation_of
 from memcorr.worlds.render import OBJECT_GROUP
 from memcorr.worlds.scenes import Scene, demonstration_scenes
-from memcorr.worlds.world import CAMERA_NAME, GRIPPER_COMMAND, View, World, build_model
+from memcorr.worlds.world import CAMERA_NAME, GRIPPER_COMMAND, View, World, build_model, shared_world
 
 CENTRE = Scene("camera", 0, 0, (0.5, 0.5))
 STATE = mujoco.mjtState.mjSTATE_INTEGRATION
@@ -174,6 +174,11 @@ def test_observation_matches_the_protocol(world: World) -> None:
     assert frame.depth.shape == frame.mask.shape == (128, 128)
     assert frame.robot_state.shape == (SPEC.state_dim,)
     np.testing.assert_allclose(frame.gripper, frame.robot_state[3:].reshape(2, 3).mean(axis=0))
+
+
+def test_a_process_has_one_world_of_a_name() -> None:
+    """A view that is left out is none: else a demonstration, which evaluates and then films, had two."""
+    assert shared_world("door") is shared_world() is shared_world("door", None)
 
 
 def test_gymnasium_environment() -> None:

@@ -24,6 +24,7 @@ from ...demos.course import carried, interpolated, inverse
 from ...demos.store import Demonstration, Store, write_demonstration
 from ...errors import UserError
 from ...frames import Frame
+from ...runs import claimed
 from ...spec import SPEC, Array
 from ..lift import match_frames, prepare_references
 from ..matcher import Matcher, load_matcher
@@ -267,8 +268,9 @@ def first_mask(demonstration: Demonstration, folder: Path | None) -> Mask:
         try:
             with Image.open(path) as picture:
                 drawn = np.asarray(picture.convert("L")) > 127
-        except OSError as problem:
-            raise UserError(f"{path} is no picture ({problem})") from None
+        except Exception as problem:  # the decoder raises what it likes (OSError, SyntaxError, ValueError, ...)
+            told = " ".join(str(problem).split())[:200]
+            raise UserError(f"{path} is no picture ({type(problem).__name__}: {told}); draw it again") from None
         if drawn.shape != d.frame(0).mask.shape:
             height, width = d.frame(0).mask.shape
             raise UserError(f"{path} has {drawn.shape[1]} x {drawn.shape[0]} pixels, the recording {width} x {height}")
@@ -282,14 +284,15 @@ def draw_masks(store: Store, segmenter: Segmenter, first_masks: Path | None, aga
     """Every recording with masks in all its frames, in place; those that have them are left alone unless asked.
 
     How many were drawn."""
-    present = store.present()
-    todo = [d for d in present if again or not d.frame(len(d) // 2).mask.any()]
-    drawn = [first_mask(d, first_masks) for d in todo]  # complains before anything is written
-    for d, first in zip(tqdm(todo, f"mask {segmenter.name}", unit="demo"), drawn, strict=True):
-        frames = d.frames(range(len(d)))
-        masks = segmenter.segment(frames, first)
-        masked = [replace(frame, mask=mask) for frame, mask in zip(frames, masks, strict=True)]
-        about = {"pair": d.pair, "task": d.task, "u": d.u, "world": d.world, "time": d.time}
-        truth = d.recorded_joint, d.object_pose
-        write_demonstration(d.path, masked, d.action, *truth, **about, disturbances=d.disturbances)
-    return len(todo)
+    with claimed(store.root):
+        present = store.present()
+        todo = [d for d in present if again or not d.frame(len(d) // 2).mask.any()]
+        drawn = [first_mask(d, first_masks) for d in todo]  # complains before anything is written
+        for d, first in zip(tqdm(todo, f"mask {segmenter.name}", unit="demo"), drawn, strict=True):
+            frames = d.frames(range(len(d)))
+            masks = segmenter.segment(frames, first)
+            masked = [replace(frame, mask=mask) for frame, mask in zip(frames, masks, strict=True)]
+            about = {"pair": d.pair, "task": d.task, "u": d.u, "world": d.world, "time": d.time}
+            truth = d.recorded_joint, d.object_pose
+            write_demonstration(d.path, masked, d.action, *truth, **about, disturbances=d.disturbances)
+        return len(todo)

@@ -4,7 +4,7 @@ Each demonstration follows the next one of the same task with a look every eight
 frames on: so every row is looked at once, in the order and by the functions of a live rollout. What it cost to be wrong
 is asked of the matcher itself: a quarter of the rows are matched back again, and where the two ways disagree is by how
 much points are moved in training. A cache is a folder: `measured.json` says how it was made and from what,
-`measured.safetensors` holds the arrays, `errors.json` the table.
+`measured.safetensors` holds the arrays, `agreement.json` the table.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ..lift import ReferenceFrame, match_frames, prepare_references
 from ..matcher import Matcher, load_matcher, matcher_label, weights_digest
 from ..matches import Matches, join_matches, located, motion_of, residuals
 
-MEASURED, ROWS, TABLE = "measured.json", "measured.safetensors", "errors.json"
+MEASURED, ROWS, TABLE = "measured.json", "measured.safetensors", "agreement.json"
 AGAIN = "delete the folder and run the same `memcorr match` again"
 BACK_EVERY = 4  # rows, one of which is also matched back
 BACK = SPEC.executed // BACK_EVERY  # of one look, together: a batch of the usual size would be three quarters padding
@@ -265,7 +265,7 @@ def build_measured(
                 shard.unlink()
         found = read_measured(out, store)
         table = measured_table(found) | true_errors(found, demonstrations, reference)
-        write_json(out / TABLE, table, check=False)
+        write_json(out / TABLE, table)
     return table
 
 

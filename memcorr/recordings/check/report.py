@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from ...demos.store import ALWAYS, JOINT, Demonstration, Store, opened
 from ...errors import UserError
+from ...runs import claimed
 from ...spec import SPEC
 from .evidence import Evidence, Finding
 from .mask import check_mask
@@ -83,9 +84,10 @@ def check(store: Store, picture: Path) -> Report:
     if not present:
         raise UserError(f"{store.root} holds no demonstrations such as pair-000-{store.tasks[0]}.h5")
     findings: list[Finding] = []
-    for demonstration in tqdm(present, "check", unit="demo", leave=False):
-        findings += examine(demonstration)
-    write_pictures(present, findings, picture)
+    with claimed(picture.parent):  # usually the store's own folder, where others may be at work
+        for demonstration in tqdm(present, "check", unit="demo", leave=False):
+            findings += examine(demonstration)
+        write_pictures(present, findings, picture)
     return Report(describe(store, present), tuple(findings), tuple(notes(store, present)), picture)
 
 
