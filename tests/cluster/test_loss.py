@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from memcorr.runs import LOCK
-from tests.cluster.conftest import ROOT, Cluster, contents, waited
+from tests.cluster.conftest import PATIENCE, ROOT, Cluster, contents, waited
 from tests.test_runs import processes
 
 Command = Callable[[str], list[str]]
@@ -33,9 +33,10 @@ def test_a_node_killed_on_the_way_changes_nothing(
     words = [*command(verb), "--out", str(out), "--cluster", cluster.address]
     process = subprocess.Popen(words, env=cluster.environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     waited(lambda: process.poll() is not None or (cluster.tasks(1) and (verb == "evaluate" or training(out) == 2)))
-    assert cluster.tasks(1) and process.poll() is None
+    assert process.poll() is None, process.communicate()[1]
+    assert cluster.tasks(1)
     cluster.kill({cluster.raylet(1)})
-    _, told = process.communicate(timeout=600)
+    _, told = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, told
     assert "note: a worker was lost (Ray: " in told
     assert contents(out) == wanted and wanted
@@ -56,9 +57,9 @@ def test_a_job_killed_on_the_way_changes_nothing(verb: str, command: Command, al
         return [number for number, line in lines if "submitit.core._submit" in line]
 
     waited(lambda: process.poll() is not None or (jobs() and (verb == "evaluate" or training(out) == 2)))
-    assert process.poll() is None
+    assert process.poll() is None, process.communicate()[1]
     os.kill(jobs()[-1], signal.SIGKILL)
-    _, told = process.communicate(timeout=600)
+    _, told = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, told
     assert "note: a worker was lost (job " in told
     assert contents(out) == wanted and wanted

@@ -24,7 +24,7 @@ pytest.importorskip("viser", reason="memcorr[lab] is not installed")
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 300  # seconds; a machine without a graphics card, busy with other things, draws slowly
+PATIENCE = 1200  # seconds; a machine without a graphics card, busy with other things, draws slowly
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = ("--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--ignore-gpu-blocklist")
 READING, NOTE = '[data-lab="reading"]', '[data-lab="note"]'

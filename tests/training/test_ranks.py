@@ -73,7 +73,7 @@ def torchrun(*arguments: str, processes: int = 2) -> None:
     here = ["--nnodes", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
     command = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes), *here, "-m", "memcorr", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    result = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=600)
+    result = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=3600)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("finished after") == 1, result.stdout  # one of them speaks
 

@@ -89,8 +89,8 @@ class Layer:
 
     def qkv(self, x: Tensor) -> Tensor:
         """(images, 256, 3 C)."""
-        placed = self.bias.repeat(len(x) // len(self.bias), 1)
-        return placed.addmm_(_norm(x, self.norm), self.weight).view(-1, SIDE**2, 3 * WIDTH)
+        h = _norm(x, self.norm).view(-1, SIDE**2, WIDTH)
+        return torch.baddbmm(self.bias, h, self.weight.expand(len(h), -1, -1))
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         x = (x + self.out.bias).addmm_(attended, self.out.weight)
@@ -180,7 +180,7 @@ class LiveRefiner:
         return Window(cells, fraction, between(cells[:, MIDDLE, MIDDLE], fraction)[:, 0, 0])
 
     def step(self, descriptor: Tensor, window: Window) -> Step:
-        near = (window.cells * descriptor[:, None, None]).sum(-1)  # (n, 8, 8)
+        near = torch.bmm(descriptor[:, None], window.cells.flatten(1, 2).mT).view(-1, CELLS, CELLS)
         correlation = between(near, window.fraction).flatten(1).mul_(self.scale)
         softargmax = correlation.softmax(-1) @ self.window
         h = torch.cat([correlation, descriptor, window.here, softargmax], dim=-1)
