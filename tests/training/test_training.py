@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
-from tensorboard.summary.writer.record_writer import RecordWriter
 
 from memcorr.bench.straightforward import StraightforwardTraining, from_ours
 from memcorr.cli import main
@@ -329,7 +328,8 @@ def test_a_full_disk_under_tensorboard_is_one_line(tmp_path: Path, monkeypatch: 
     """Its thread raises, too, which once was a traceback beside the line."""
     said: list[object] = []
     monkeypatch.setattr(threading, "excepthook", said.append)
-    monkeypatch.setattr(RecordWriter, "write", Raise(OSError(errno.ENOSPC, "No space left on device")))
+    full = Raise(OSError(errno.ENOSPC, "No space left on device"))
+    monkeypatch.setattr("tensorboard.summary.writer.record_writer.RecordWriter.write", full)
     with pytest.raises(OSError, match=r"could not be written \(No space left on device\); is the disk full") as told:
         metrics = Metrics(tmp_path, 0)
         for update in range(1000):
