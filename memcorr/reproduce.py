@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .correspondence.cache import build_cache
+from .correspondence.matcher import load_matcher
 from .demos.collect import collect
 from .demos.store import Store
 from .evaluation.intervention import GROUND_TRUTH
@@ -129,6 +130,7 @@ def settled(evaluation: Evaluation, matcher: str) -> Evaluation:
 
 def reproduce(tier: Tier, out: Path, matcher: str = "embedded", workers: Workers = CORES, threads: int = 1) -> Path:
     """Runs a tier into `out` and returns the report's page; the same call continues."""
+    load_matcher(matcher)  # complains before anything is recorded
     plan, root = TIERS[tier], out / tier
     log.info(f"reproduce --tier {tier}: {plan.cost}. Everything goes to {root}; the same command continues.")
     demos, results = root / "demos", root / "results"

@@ -68,6 +68,7 @@ BAD = (
     "demo --policy zeros",
     "reproduce --workers 0",
     "reproduce --threads 0",
+    "reproduce --matcher nonsense",
     f"report {ZEROS} --matcher nope",
     f"report {ZEROS} --scene-seed 5",
     "report nowhere",
@@ -77,6 +78,7 @@ BAD = (
     "audit nowhere:callable",
     "audit shipped --no-online",
     "audit shipped --condition moon",
+    "audit shipped --data nowhere",
     "audit shipped --environment a:b",
     "audit expert",
     f"audit nonsense --episodes {ZEROS}",
@@ -102,6 +104,25 @@ def test_a_value_that_makes_no_sense_is_one_line(
     told = capsys.readouterr().err
     assert stop.value.code == 2 and told.count("\n") == 1 and told.startswith("memcorr: "), told
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("sweep --experiments debug --matcher nowhere.safetensors", "nowhere.safetensors does not exist"),
+        ("sweep --experiments debug --device tpu", "choose auto, cpu or cuda"),
+    ],
+)
+def test_what_is_needed_last_is_asked_for_first(
+    line: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Here even before the missing demonstrations: policies would be trained for hours, and then not rolled out."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["memcorr", *line.split(" ")])
+    with pytest.raises(SystemExit):
+        main()
+    told = capsys.readouterr().err
+    assert words in told and told.count("\n") == 1, told
 
 
 def memcorr(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -63,6 +63,7 @@ def audit(
     if online is None and data is None:
         raise UserError("--no-online leaves nothing to audit: give --data, a store of recordings")
     shown = SHOWN if empty else tuple(choice for choice in SHOWN if choice != "empty")
+    store = None if data is None else Store.open(data)
     foreign = is_callable_name(policy)
     subject = None if foreign or (episodes and data is None) else find_subject(policy)
     who, seed, checkpoint = policy, None, ""
@@ -85,8 +86,8 @@ def audit(
                 else our_trials(policy, online, shown, references, matcher, out)
             )
             findings.append(of_trials(trials, online.words))
-        if data is not None and asked is not None:
-            findings.append(recorded(asked, Store.open(data), every, references, shown))
+        if store is not None and asked is not None:
+            findings.append(recorded(asked, store, every, references, shown))
     result = Audit(name or who, policy, tuple(given), seed, checkpoint, *verdict(findings), tuple(findings))
     with claimed(out):
         write_audit(result, out)

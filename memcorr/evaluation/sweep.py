@@ -19,10 +19,11 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from ..correspondence.matcher import matcher_label
 from ..demos.store import Store
 from ..errors import UserError
 from ..policy.checkpoint import CONFIG
-from ..runs import CORES, InUse, Workers, claimed, needing, slots, spread, written_whole
+from ..runs import CORES, InUse, Workers, choose_device, claimed, needing, slots, spread, written_whole
 from ..spec import DOOR, TestSet
 from ..training.experiments import Experiment
 from ..training.loop import STAGE_ONE, train
@@ -111,7 +112,7 @@ def sweep(
     workers: Workers = CORES,
 ) -> Iterator[Entry]:
     """Trains and evaluates what is missing; an entry is yielded when its rows are there."""
-    check(entries, scene_seed, scenes)
+    check(entries, scene_seed, scenes, device)
     runs, at_once = out / "runs", needing(workers, threads, int(device == "cuda"))
     lent = {entry: lender(entry, entries) for entry in entries}
     waves = [[(e, by) for e, by in lent.items() if (by is None) == alone] for alone in (True, False)]
@@ -141,14 +142,17 @@ def lender(entry: Entry, entries: Sequence[Entry]) -> Entry | None:
     return None if first == entry else first
 
 
-def check(entries: Sequence[Entry], scene_seed: int, scenes: Sequence[int]) -> None:
+def check(entries: Sequence[Entry], scene_seed: int, scenes: Sequence[int], device: str) -> None:
     """Complains before hours are spent."""
+    if device != "cuda":  # which a cluster may have, if not this machine
+        choose_device(device)
     if not entries or not all(entry.evaluations for entry in entries):
         raise UserError("nothing to do: give at least one of --experiments, --seeds, --condition and --reference")
     for entry in entries:
         for evaluation in entry.evaluations:
             list_jobs(evaluation.conditions, scene_seed, (), scenes, evaluation.world)
             settle(Subject("", entry.recipe.name, entry.seed, "final", "", entry.recipe), evaluation.shown)
+            matcher_label(evaluation.shown.matcher)
 
 
 def references(data: Path, recipe: Experiment, world: str) -> Path | None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -57,16 +59,38 @@ class Metrics:
 
         self.path = folder / METRICS
         forget_later_rows(self.path, "update", update)
-        self.board = SummaryWriter(str(folder / BOARD), purge_step=update + 1)
+        threading.excepthook = _said_elsewhere
+        with self.board_named():
+            self.board = SummaryWriter(str(folder / BOARD), purge_step=update + 1)
 
     def write(self, update: int, **values: Any) -> None:
         with appending(self.path) as append:
             append(json.dumps({"update": update, **values}) + "\n")
-        for name, value in values.items():
-            self.board.add_scalar(name, value, update)
+        with self.board_named():
+            for name, value in values.items():
+                self.board.add_scalar(name, value, update)
 
     def close(self) -> None:
-        self.board.close()
+        with self.board_named():
+            self.board.close()
+
+    @contextmanager
+    def board_named(self) -> Iterator[None]:
+        """A refused write of TensorBoard's says not where."""
+        try:
+            yield
+        except OSError as problem:
+            why = f"could not be written ({problem.strerror or problem}); is the disk full?"
+            raise OSError(problem.errno, why, str(self.path.with_name(BOARD))) from problem
+
+
+_SAY = threading.excepthook
+
+
+def _said_elsewhere(problem: threading.ExceptHookArgs) -> None:
+    """TensorBoard writes in a thread, whose error is raised again where the board is used: no traceback beside it."""
+    if not type(problem.thread).__module__.startswith("tensorboard."):
+        _SAY(problem)
 
 
 class Validation:

@@ -32,6 +32,7 @@ def bad_lines() -> list[list[str]]:
     name = ["", "nonsense", "../x", "ALL"]
     word = [*name, "None"]  # which is nothing given, where that may be
     missing = ["nowhere", "/dev/null", "/proc/nothing", ""]
+    cluster = ["nonsense", "", "nowhere.invalid", "127.0.0.1:0", "127.0.0.1:x", "localjobs"]
     recipe = [
         *("batch", "batch=", "batch=3", "batch=-4", "batch=true", "batch=1e9", "batch=1000000000", "nonsense=1"),
         *("name=x", "=", "=1", "updates=5", "updates=[1]", "updates=[1,-2]", "learning_rate=nan", "betas=[]", "ema=-1"),
@@ -45,7 +46,14 @@ def bad_lines() -> list[list[str]]:
     options: dict[tuple[str, ...], dict[str, list[str]]] = {
         ("collect",): {"--seed": whole, "--pairs": count, "--workers": count, "--world": word},
         ("collect", "--disturbed"): {"--seed": whole, "--pairs": count, "--world": word, "": ["x", "--disturbed=2"]},
-        ("match", "--data", "nowhere"): {"--pairs": count, "--rows": count, "--workers": count, "--lifting": word},
+        ("match", "--data", "nowhere"): {
+            "--pairs": count,
+            "--rows": count,
+            "--workers": count,
+            "--lifting": word,
+            "--tie-break": word,
+            "--phase": word,
+        },
         ("match",): {"--data": missing},
         ("train", "debug"): {
             "--seed": whole,
@@ -78,6 +86,9 @@ def bad_lines() -> list[list[str]]:
             "--world": word,
             "--lifting": name,
             "--matcher": word,
+            "--masks": word,
+            "--camera": missing,
+            "--cluster": cluster,
             "--disturb": [*word, "bump=", "bump=x", "bump=nan", "bump=inf", "=", "bump=1=2", "start=-5", "delay=-1"],
             "--tasks": [*word, "lock"],
         },
@@ -104,7 +115,12 @@ def bad_lines() -> list[list[str]]:
         ("evaluate",): {"": ["", "nonsense", "../x", "/dev/null", "nowhere/model.safetensors"]},
         ("report",): {"": missing, "--scene-seed": whole},
         ("report", ZEROS): {"--matcher": name, "--scene-seed": ["5", *whole]},
-        ("reproduce",): {"--tier": word, "--workers": count, "--threads": count},
+        ("reproduce",): {
+            "--tier": word,
+            "--workers": count,
+            "--threads": count,
+            "--matcher": ["nonsense", "nowhere.safetensors"],
+        },
         ("demo",): {
             "--scenes": [*count, "26"],
             "--scene-seed": whole,
@@ -123,6 +139,47 @@ def bad_lines() -> list[list[str]]:
             "--key-file": missing,
             "--host": ["0.0.0.0", "", "nonsense.invalid"],
         },
+        ("sweep", "--data", "nowhere"): {
+            "--experiments": name,
+            "--seeds": whole,
+            "--set": recipe,
+            "--condition": word,
+            "--reference": word,
+            "--matcher": ["nonsense", "nowhere.safetensors"],
+            "--world": word,
+            "--scene-seed": whole,
+            "--scenes": [*whole, "99999"],
+            "--device": word,
+            "--threads": count,
+            "--workers": count,
+            "--cluster": cluster,
+        },
+        ("audit", "shipped"): {
+            "--condition": word,
+            "--world": word,
+            "--scenes": [*(value for value in whole if value != "--"), "99999"],
+            "--scene-seed": whole,
+            "--episodes": missing,
+            "--environment": ["nonsense", "no.module:x", "os:path", ":", "os:"],
+            "--executed": count,
+            "--data": missing,
+            "--every": count,
+            "--references": missing,
+            "--matcher": ["nonsense", "nowhere.safetensors", "none"],
+            "--workers": count,
+            "": ["--no-online"],
+        },
+        ("audit",): {"": ["", "nonsense", "../x", "os:", ":path", "nowhere:x", "os:sep", "expert", "/dev/null"]},
+        ("lab", "--port", "0"): {
+            "--world": word[:-1],
+            "--data": missing,
+            "--matcher": ["nonsense", "nowhere.safetensors", "none"],
+            "--host": ["nonsense.invalid"],
+            "": ["nonsense", "../x", "expert"],
+        },
+        ("lab",): {"--port": [*whole, "65536", "-5"]},
+        ("data", "mask"): {"": missing, "--segmenter": ["nonsense", ""], "--weights": missing},
+        ("data", "mask", "nowhere"): {"--segmenter": name, "--weights": missing, "--first-masks": missing},
         ("publish",): {"": ["", "nonsense", "../x"]},
         ("data", "check"): {"": missing},
         ("data",): {"": ["nonsense", ""]},
@@ -148,7 +205,7 @@ def bad_lines() -> list[list[str]]:
             lines += [[*verb, *([option] if option else []), value] for value in values]
             if option:
                 lines += [[*verb, option.upper(), "1"], [*verb, option[1:] + "x", "1"]]
-            if option not in ("", "--scenes", "--tasks", "--disturb", "--set"):  # these may be empty
+            if option not in ("", "--scenes", "--tasks", "--disturb", "--set", "--episodes"):  # these may be empty
                 lines.append([*verb, option])
     return lines
 

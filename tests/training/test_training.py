@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import json
 import os
@@ -10,6 +11,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -30,8 +32,9 @@ from memcorr.training.batches import Batches
 from memcorr.training.dataset import Dataset, measure
 from memcorr.training.experiments import EXPERIMENTS, MAIN, Experiment, find_experiment
 from memcorr.training.loop import Run, loss_of, train
+from memcorr.training.metrics import Metrics
 from memcorr.training.optimiser import Weights
-from tests.test_runs import taken
+from tests.test_runs import Raise, taken
 
 TINY = dataclasses.replace(EXPERIMENTS["debug"], batch=8, updates=(14, 10))
 ONE_PAIR = dataclasses.replace(TINY, train_pairs=1, updates=(4, 2))  # leaves one pair for validation
@@ -319,6 +322,19 @@ def test_weights_that_are_no_numbers_end_the_run_and_the_saved_state_is_kept(sto
     with pytest.raises(UserError, match=r"holds values that are not finite after update 1; the last saved state"):
         train(wild, store.root, 42, tmp_path / "run")
     assert not list((tmp_path / "run").glob("*.safetensors"))
+
+
+def test_a_full_disk_under_tensorboard_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread raises, too, which once was a traceback beside the line."""
+    said: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", said.append)
+    full = Raise(OSError(errno.ENOSPC, "No space left on device"))
+    monkeypatch.setattr("tensorboard.summary.writer.record_writer.RecordWriter.write", full)
+    with pytest.raises(OSError, match=r"could not be written \(No space left on device\); is the disk full") as told:
+        metrics = Metrics(tmp_path, 0)
+        for update in range(1000):
+            metrics.write(update, loss=1.0)
+    assert told.value.filename == str(tmp_path / "tensorboard") and not said
 
 
 def test_a_damaged_state_is_named_and_kept(store: Store, tmp_path: Path) -> None:
