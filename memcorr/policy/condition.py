@@ -36,9 +36,9 @@ class Normalisation:
     def action(self, action: Array) -> NDArray[np.float32]:
         return ((action - self.action_mean) / self.action_std).astype(np.float32)
 
-    def original_action(self, x_0: NDArray[np.floating], beside: Array | float = 0.0, limit: float = 1.0) -> Array:
-        """Back to the units of the robot, on top of what they are relative to, clipped to its range [-1, 1]."""
-        return np.clip(x_0 * self.action_std + self.action_mean + beside, -limit, limit)
+    def original_action(self, x_0: NDArray[np.floating]) -> Array:
+        """Back to the units of the robot: actions, or what they add to those that they are relative to."""
+        return np.asarray(x_0 * self.action_std + self.action_mean)
 
 
 @dataclass(frozen=True)

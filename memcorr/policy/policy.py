@@ -36,6 +36,7 @@ from .relations import Relations, build_relations, continued, empty_relations
 from .sampler import make_sampler
 
 HURRY = 1.7  # times as fast as planned, on the way back to a reference's gate
+USUAL_ERROR = 0.2  # of what a network adds to the continued reference, in units of the largest action
 SHIPPED = Path(__file__).parent / "shipped"  # config.json and model.safetensors of the shipped policy
 
 
@@ -66,6 +67,17 @@ def beside(request: Request, width: int = SPEC.action_dim, action_cm: float = 1.
         followed = r.frame.gripper, reference.gripper, r.phase, commands(reference, action_cm)
         chunk[:, :3] = continued(r.matches, *followed) / action_cm
     return chunk
+
+
+def trusted(added: Array, limit: float = 1.0) -> Array:
+    """What the network adds (..., 16, A), as far as it stands out of the network's usual error: displacements d shrink
+    by max(0, 1 - (sigma / |d|)^2), |d| over the eight steps to come (James and Stein's estimate, around no addition).
+
+    Next to nothing has to be added where the reference can simply be continued, and much where it cannot.
+    """
+    squared = (added[..., : SPEC.executed, :3] ** 2).sum(axis=-1).mean(axis=-1)[..., None, None]
+    share = np.maximum(0.0, 1.0 - (USUAL_ERROR * limit) ** 2 / np.maximum(squared, 1e-12))
+    return np.concatenate([share * added[..., :3], added[..., 3:]], axis=-1)
 
 
 def hurried(chunk: Array, limit: float = 1.0) -> Array:
@@ -156,10 +168,11 @@ class Policy:
             z = torch.from_numpy(np.stack([r.noise for r in batch])).to(self.device)
             sampled = self.sampler.sample(self.condition(batch).to(self.device), z)
             d = self.design
-            relative = d.actions == "relative"
-            added = np.stack([beside(r, d.action_dim, d.action_cm) for r in batch]) if relative else 0.0
-            x_0 = sampled.cpu().numpy().astype(np.float64)
-            chunks = self.normalisation.original_action(x_0, added, d.action_limit)
+            chunks = self.normalisation.original_action(sampled.cpu().numpy().astype(np.float64))
+            if d.actions == "relative":
+                followed = np.stack([beside(r, d.action_dim, d.action_cm) for r in batch])
+                chunks = followed + trusted(chunks, d.action_limit)
+            chunks = np.clip(chunks, -d.action_limit, d.action_limit)
             for chunk, r in zip(chunks, batch, strict=True):
                 plans.append(Plan(hurried(chunk, d.action_limit) if r.returning else chunk, r.phase, r.matches))
         return plans[: len(requests)]

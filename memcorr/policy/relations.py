@@ -20,6 +20,7 @@ Representation = Literal["full", "motion", "centroid", "tracking"]
 TRACKING_M, GAP_M, COMMAND = 0.1, 0.02, 0.3  # metres, metres and actions that count as 1 in "tracking"
 GAIN, FASTEST = 8.0, 0.6  # action per metre, action: of `continued`
 LEAVE_M, COME_DOWN_M = (0.03, 0.06), (0.015, 0.045)  # how far aside a low hand goes up, a high one stays there
+OPPOSED_M = (0.025, 0.05)  # how far from its place a hand is told nothing that leads farther away
 RISE_M = (0.04, 0.08)  # how far below the height of travelling it only rises
 FAR_M = (0.03, 0.06)  # where it counts how the object is turned
 VECTORS = (0, 3, 6, 9, 14)  # first fields of what turns with the world
@@ -89,7 +90,7 @@ def continued(
 
     Arguments as in `build_relations`. The way back is taken as the scripted expert takes it: in proportion and no
     faster than its hand ever moves; whoever is beside its place goes up first, to where the reference's hand came from,
-    then across, and comes down above it. What the hand was told waits for the same.
+    then across, and comes down above it. What the hand was told waits for the same, and never undoes a long way back.
     """
     frames = np.minimum(np.asarray(j)[..., None] + np.arange(SPEC.chunk), command_ref.shape[-2] - 1)
     told = np.take_along_axis(np.asarray(command_ref), frames[..., None], axis=-2)
@@ -106,7 +107,7 @@ def continued(
         back = back * np.minimum(1.0, FASTEST / np.maximum(np.linalg.norm(back, axis=-1, keepdims=True), 1e-9))
         onward = level * told[..., k, :]
         onward[..., 2:] *= np.where(onward[..., 2:] < 0, 1 - away, 1.0)
-        steps.append(back + onward)
+        steps.append(back + _unopposed(onward, back))
         gap = gap - back / 100  # an action of 1 is 1 cm
     enough = matches.valid.sum(axis=-1) >= SPEC.min_valid
     return np.where(enough[..., None, None], np.stack(steps, axis=-2), 0.0)
@@ -125,6 +126,14 @@ def _way_back(matches: Matches, here: Array, there: Array) -> Array:
     R, _ = fit_motion(matches.p_ref, matches.p_live, weight)
     turned_gap = np.einsum("...ij,...j->...i", R, there - p_ref) - (here - p_live)
     return gap + _smoothstep(np.linalg.norm(gap, axis=-1, keepdims=True), *FAR_M) * (turned_gap - gap)
+
+
+def _unopposed(onward: Array, back: Array) -> Array:
+    """What the hand was told, without what would undo the way back where that is long."""
+    length = np.linalg.norm(back, axis=-1, keepdims=True)
+    direction = back / np.maximum(length, 1e-9)
+    against = np.minimum((onward * direction).sum(axis=-1, keepdims=True), 0.0)
+    return np.asarray(onward - _smoothstep(length / GAIN, *OPPOSED_M) * against * direction)
 
 
 def _smoothstep(x: Array, low: float, high: float) -> Array:

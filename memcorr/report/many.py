@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ..evaluation.episodes import Episode
 from ..spec import HELD_OUT_WORLDS, LAST_WORLDS, TRAINED_WORLDS, WORLD_TASKS
 from .lookup import Lookup, first_chunk_follows
 from .paper import CONDITION_NAMES
-from .robustness import MANY, SEEING
+from .robustness import MANY, NAMES, SEEING, Contenders, magnitude
+from .statistics import paired_difference, rollout_identity
 from .tables import NOT_MEASURED, Table, count, ours
 
 ROLES = (
@@ -16,6 +18,7 @@ ROLES = (
     ("never trained on", HELD_OUT_WORLDS),
     ("never trained on, looked at once", LAST_WORLDS),
 )
+MOVING = ("set-back", "bump", "shift")  # the object or the hand, after the start
 OTHERS = {"servo": "Servo, not learned", "replay": "Replay, matcher", "memcorr": "Door-only policy"}
 
 
@@ -76,6 +79,44 @@ def swaps(lookup: Lookup) -> Table | None:
         ("World", "Role", "Exchanged after", "New goal reached"),
         tuple(lines),
     )
+
+
+def reactions(lookup: Lookup) -> Table | None:
+    """Something goes wrong in the worlds it was trained on, all of them pooled; the others on the same scenes."""
+    who = Contenders(lookup)
+    mine = [e for e in who.rows if (e.experiment, e.condition) == (MANY, "disturbed") and e.world in TRAINED_WORLDS]
+    if not mine:
+        return None
+    measured = {rollout_identity(unseeded(e)) for e in mine}
+    others = {
+        name: [e for e in who.rows if e.experiment == name and rollout_identity(unseeded(e)) in measured]
+        for name in ("replay", "servo", "expert")
+    }
+
+    def line(label: str, wanted: Callable[[str], bool]) -> tuple[str, ...]:
+        ours_, *theirs = ([e for e in rows if wanted(e.disturbance)] for rows in (mine, *others.values()))
+        gap = paired_difference(*([unseeded(e) for e in rows] for rows in (ours_, theirs[0])))
+        above = NOT_MEASURED if gap is None else f"{gap.points:+.1f} [{gap.low:.1f}, {gap.high:.1f}]"
+        return label, ours(ours_), *map(ours, theirs), above
+
+    kinds = dict.fromkeys(sorted((e.disturbance for e in mine), key=magnitude))
+    lines = [line(kind or "nothing", kind.__eq__) for kind in kinds]
+    moving = [kind for kind in kinds if kind.partition("=")[0] in MOVING]
+    lines.append(line("what moves the object or the hand after the start", moving.__contains__))
+    lines.append(line("all of these", lambda _: True))
+    seeds = ", ".join(str(seed) for seed in sorted({e.scene_seed for e in mine}))
+    return Table(
+        "Something goes wrong: one policy, the worlds it was trained on",
+        f"Condition disturbed, scene seed {seeds}, {len({e.world for e in mine})} worlds pooled, training positions, "
+        "both tasks, judged within 200 steps; each of the others on those of the same scenes where it was measured.",
+        ("What goes wrong", NAMES[MANY], *(NAMES[name] for name in others), "minus replay, points"),
+        tuple(lines),
+    )
+
+
+def unseeded(e: Episode) -> Episode:
+    """To be matched with who was never trained."""
+    return replace(e, train_seed=None)
 
 
 def strangers(episodes: Sequence[Episode]) -> Table | None:

@@ -17,7 +17,7 @@ from ..spec import SPEC
 from . import figures as paper_figures
 from .figures import draw_all
 from .lookup import Lookup
-from .many import objects, strangers, swaps
+from .many import objects, reactions, strangers, swaps
 from .matching import Measured, in_all_worlds, like_for_like
 from .robustness import baselines, curves, disturbances, worlds
 from .tables import Table, all_tables
@@ -81,7 +81,7 @@ def complete(lookup: Lookup, measured: Measured) -> list[Table]:
     """The paper's tables, then what it does not have; whatever else was measured comes last."""
     paper, further = all_tables(lookup)
     matching = [like_for_like(lookup, measured), in_all_worlds(measured)]
-    many = [*objects(lookup), swaps(lookup)]
+    many = [*objects(lookup), reactions(lookup), swaps(lookup)]
     ours = [*many, *matching, baselines(lookup), *disturbances(lookup), worlds(lookup)]
     return [*paper, *(table for table in ours if table is not None), *further]
 

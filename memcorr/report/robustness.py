@@ -34,9 +34,13 @@ NAMES = {
 }
 KINDS_IN_CURVES = {
     "azimuth": "camera turned, degrees",
+    "elevation": "camera raised or lowered, degrees",
     "extrinsics": "calibration off by so many times 1° and 5 mm",
     "depth-noise": "depth noise, times an RGB-D camera's",
     "depth-holes": "share of pixels without depth",
+    "mask-erode": "mask too small, pixels all around",
+    "mask-dilate": "mask too large, pixels all around",
+    "mask-late": "mask too old, steps",
 }
 MARKS = {
     "replay-truth": ("#b0575a", "s"),
@@ -110,7 +114,7 @@ def disturbances(lookup: Lookup) -> list[Table]:
             continue
         rows = [
             (kind or "nothing", *(ours(who.of(name, world, "disturbed", kind, None)) for name in names))
-            for kind in sorted(kinds, key=_magnitude)
+            for kind in sorted(kinds, key=magnitude)
         ]
         tables.append(
             Table(
@@ -137,7 +141,7 @@ def worlds(lookup: Lookup) -> Table | None:
     return Table("Other worlds", caption, ("World", "Condition", *map(_name, who.names)), tuple(rows))
 
 
-def _magnitude(disturbance: str) -> tuple[str, float]:
+def magnitude(disturbance: str) -> tuple[str, float]:
     kind, _, size = disturbance.partition("=")
     return kind, float(size or 0)
 
@@ -145,9 +149,10 @@ def _magnitude(disturbance: str) -> tuple[str, float]:
 def curves(lookup: Lookup) -> Figure:
     """Success against the size of a sensor fault, door; policies and replay in one panel."""
     who = Contenders(lookup)
-    figure, axes = plt.subplots(1, len(KINDS_IN_CURVES), figsize=(13, 3.8), sharey=True, layout="constrained")
+    figure, panels = plt.subplots(2, len(KINDS_IN_CURVES) // 2, figsize=(13, 6.4), sharey=True, layout="constrained")
+    axes = panels.ravel()
     for axis, (kind, label) in zip(axes, KINDS_IN_CURVES.items(), strict=True):
-        sizes = sorted({_magnitude(e.disturbance)[1] for e in who.rows if e.disturbance.startswith(f"{kind}=")})
+        sizes = sorted({magnitude(e.disturbance)[1] for e in who.rows if e.disturbance.startswith(f"{kind}=")})
         for number, name in enumerate(name for name in who.names if name not in ("expert", "zeros")):
             points = [(size, share(_at(who, name, kind, size))) for size in (0.0, *sizes)]
             drawn = [(size, s) for size, s in points if s is not None]
@@ -170,7 +175,8 @@ def curves(lookup: Lookup) -> Figure:
         if not axis.has_data():
             axis.text(0.5, 0.5, NOT_MEASURED, transform=axis.transAxes, ha="center", color="0.55")
         axis.set(xlabel=label, ylim=(-3, 104))
-    axes[0].set_ylabel("success, % (door, training positions)")
+    for axis in panels[:, 0]:
+        axis.set_ylabel("success, % (door, training positions)")
     handles, labels = max((axis.get_legend_handles_labels() for axis in axes), key=lambda found: len(found[0]))
     if handles:
         figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=8.5)

@@ -74,7 +74,7 @@ def configuration_means(values: Iterable[tuple[tuple, float]]) -> Array:
 
 def configuration(episode: Episode) -> tuple:
     """What is resampled: one physical scene."""
-    return (episode.condition, episode.scene_seed, episode.scene)
+    return (episode.condition, episode.scene_seed, episode.world, episode.scene)
 
 
 def rollout_identity(episode: Episode) -> tuple:

@@ -110,6 +110,23 @@ def test_visual_networks_see_image_task_and_state(network: type[nn.Module]) -> N
             assert not torch.allclose(model(*z, changed), before, atol=1e-6), name
 
 
+@pytest.mark.parametrize("network", [VisualTransformer, VisualUNet])
+def test_a_visual_network_learns_to_use_its_task(network: type[nn.Module]) -> None:
+    """Same image, state, noisy chunk and step, opposite targets: only the task code can tell them apart."""
+    torch.manual_seed(0)
+    model, (z_t, t) = network(), some_input(1)
+    one = dataclasses.replace(random_condition(1), keep=torch.ones(1, 64, dtype=torch.bool))
+    both = [dataclasses.replace(one, task=torch.eye(2)[[task]]) for task in (0, 1)]
+    optimiser = torch.optim.Adam(model.parameters(), 1e-3)
+    for _ in range(40):
+        chunks = [model(z_t, t, condition) for condition in both]
+        loss = (chunks[0] - 1).square().mean() + (chunks[1] + 1).square().mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    assert loss < 0.3, "2 is the best without the task"
+
+
 def test_guidance_removes_image_and_task_but_not_the_state() -> None:
     model, condition, z = VisualTransformer(), random_condition(2).drop(), some_input(2)
     assert condition.image is not None and condition.task is not None

@@ -25,7 +25,7 @@ from memcorr.evaluation.rollout import LANES, Decision, Job
 from memcorr.frames import Camera, Frame
 from memcorr.policy.checkpoint import write_model
 from memcorr.policy.diffusion import ddim_sample
-from memcorr.policy.policy import Policy, Request, beside, initial_noise
+from memcorr.policy.policy import USUAL_ERROR, Policy, Request, beside, initial_noise, trusted
 from memcorr.spec import TASKS
 from memcorr.training.batches import Batches
 from memcorr.training.dataset import Dataset, measure
@@ -95,8 +95,21 @@ def test_a_policy_samples_as_its_design_says(folders: dict[str, Path], store: St
     condition, noise = policy.condition([asked]), torch.from_numpy(asked.noise)[None]
     with torch.no_grad():
         x_0 = ddim_sample(lambda z, t: policy.network(z, t, condition), noise, "cosine", design.ddim_steps, "velocity")
-    by_hand = policy.normalisation.original_action(x_0[0].double().numpy(), beside(asked))
-    assert np.allclose(policy.plan([asked])[0].actions, by_hand, atol=1e-4)
+    by_hand = beside(asked) + trusted(policy.normalisation.original_action(x_0[0].double().numpy()))
+    assert np.allclose(policy.plan([asked])[0].actions, np.clip(by_hand, -1, 1), atol=1e-4)
+
+
+def test_what_a_network_adds_counts_as_far_as_it_stands_out() -> None:
+    """Nothing within its usual error, almost all of what is far beyond; the gripper's command is left alone."""
+    direction = np.array([0.6, 0.0, -0.8, 0.0])
+    for length, share in ((0.5 * USUAL_ERROR, 0.0), (USUAL_ERROR, 0.0), (2 * USUAL_ERROR, 0.75), (1.0, 0.96)):
+        added = np.broadcast_to(length * direction + np.array([0, 0, 0, 0.3]), (2, 16, 4))
+        shrunk = trusted(added)
+        assert np.allclose(shrunk[..., :3], share * added[..., :3])
+        assert np.array_equal(shrunk[..., 3], added[..., 3])
+        assert np.allclose(trusted(5 * added, limit=5.0), 5 * shrunk), "sizes are told in units of the largest action"
+    both = np.stack([0.1 * np.ones((16, 4)), np.ones((16, 4))])
+    assert np.array_equal(trusted(both)[1], trusted(both[1])), "a plan does not depend on its company"
 
 
 def test_an_empty_reference_is_a_dropped_condition(folders: dict[str, Path], store: Store, dataset: Dataset) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from memcorr.correspondence.matches import Matches
-from memcorr.policy.relations import build_relations, centroid_matches, empty_relations, permute_pairs
+from memcorr.policy.relations import build_relations, centroid_matches, continued, empty_relations, permute_pairs
 from memcorr.spec import SPEC
 
 RNG = np.random.default_rng(0)
@@ -122,3 +122,15 @@ def test_empty_condition_has_the_interface_of_any_other() -> None:
     assert (
         relations.tokens.shape == (2, 3, SPEC.tokens, 18) and not relations.valid.any() and not relations.tokens.any()
     )
+
+
+def test_a_hand_far_below_its_place_rises_whatever_it_is_told() -> None:
+    """The reference comes down at full speed where the lost hand has to go up; the two must not cancel out."""
+    points = some_matches(valid=1.0)
+    same = dataclasses.replace(points, p_live=points.p_ref)
+    reference, down = np.tile([0.1, 0.6, 0.2], (60, 1)), np.tile([0.0, 0.0, -0.6], (60, 1))
+    plan = continued(same, reference[0] - [0, 0, 0.1], reference, 20, down)
+    assert np.allclose(plan[0], [0, 0, 0.6])
+    assert np.allclose(continued(same, reference[0], reference, 20, down), down[:16]), "in its place it does as told"
+    along = continued(same, reference[0] + [0, 0, 0.1], reference, 20, down)
+    assert along[0, 2] < -0.6, "what leads the same way is not held back"

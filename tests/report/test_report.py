@@ -15,7 +15,7 @@ from memcorr.evaluation.episodes import EPISODES, Episode, write_episodes
 from memcorr.files import write_json
 from memcorr.report import paper
 from memcorr.report.lookup import PREDECESSOR, Lookup, door_follows, first_chunk_follows, matching
-from memcorr.report.many import strangers
+from memcorr.report.many import reactions, strangers
 from memcorr.report.matching import Measured
 from memcorr.report.page import complete, write_report
 from memcorr.report.paper import MATCHED, Line, Setting
@@ -148,6 +148,33 @@ def test_rollouts_through_another_camera_have_a_table_of_their_own_and_scenes_ar
     table = strangers([*plain, *fixed, *fresh])
     assert table is not None and [row[3] for row in table.rows] == ["boundary, seed 0", "boundary, seed 7"]
     assert [row[-1][:7] for row in table.rows] == ["300/300", "0/300 ("]
+
+
+def test_what_goes_wrong_is_pooled_over_worlds_beside_who_met_the_same_scenes() -> None:
+    """Two worlds and two kinds; replay has also seen scenes and a world that the policy has not: they do not count."""
+    one = rollouts(Setting("memcorr-many"), 300)[0]
+
+    def rows(who: str, scenes: int, worlds: tuple[str, ...], fails: str) -> list[Episode]:
+        shown = dataclasses.replace(one.shown, phase_from="seen" if who == "memcorr-many" else "elapsed")
+        stage, seed = ("final", 42) if who == "memcorr-many" else ("scripted", None)
+        return [
+            dataclasses.replace(
+                one,
+                **{"experiment": who, "stage": stage, "train_seed": seed, "shown": shown, "condition": "disturbed"},
+                **{"world": world, "scene": scene, "disturbance": kind, "success": kind != fails},
+            )
+            for world in worlds
+            for scene, kind in enumerate(["set-back=0.5", "depth-noise=1"] * scenes)
+        ]
+
+    assert reactions(Lookup(rows("replay", 2, ("door",), ""))) is None
+    mine = rows("memcorr-many", 2, ("door", "drawer"), "depth-noise=1")
+    table = reactions(Lookup([*mine, *rows("replay", 3, ("door", "drawer", "window"), "set-back=0.5")]))
+    assert table is not None
+    cells = {row[0]: (row[1].split()[0], row[2].split()[0], row[-1].split()[0]) for row in table.rows}
+    assert cells["set-back=0.5"] == ("4/4", "0/4", "+100.0") and cells["depth-noise=1"] == ("0/4", "4/4", "-100.0")
+    assert cells["what moves the object or the hand after the start"] == ("4/4", "0/4", "+100.0")
+    assert cells["all of these"] == ("4/8", "4/8", "+0.0")
 
 
 def test_one_matcher_fills_the_report() -> None:
