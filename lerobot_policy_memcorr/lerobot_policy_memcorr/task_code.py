@@ -12,23 +12,27 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from lerobot.datasets.dataset_tools import add_features, remove_feature
+import pyarrow.parquet as pq
+from lerobot.datasets.dataset_tools import modify_features
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
 from lerobot.utils.constants import OBS_ENV_STATE
+
+from memcorr.spec import WORLD_TASKS
 
 KEPT = ("observation.images.rgb", "observation.state", "action")
 
 
 def code(source: Path, out: Path) -> None:
     data = LeRobotDataset("local/memcorr", root=source)
-    tasks = list(data.meta.tasks.index)
-    numbers = np.asarray(data.hf_dataset["task_index"]).ravel().astype(int)
-    codes = np.eye(len(tasks), dtype=np.float32)[numbers]
+    told = list(data.meta.tasks.index)  # in the order of task_index
+    tasks = next((list(known) for known in WORLD_TASKS.values() if set(known) == set(told)), told)  # the environment's
+    numbers = np.concatenate(  # from the tables: a column of the dataset itself would decode every image
+        [pq.read_table(path, columns=["task_index"])["task_index"] for path in sorted(source.glob("data/*/*.parquet"))]
+    )
+    codes = np.eye(len(tasks), dtype=np.float32)[[tasks.index(told[n]) for n in numbers]]
     feature = {"dtype": "float32", "shape": (len(tasks),), "names": tasks}
-    bare = out.with_name(out.name + "-without-code")
     others = [k for k in data.meta.features if k.startswith(("observation.", "extra.")) and k not in KEPT]
-    smaller = remove_feature(data, others, output_dir=bare, repo_id="local/memcorr")
-    add_features(smaller, {OBS_ENV_STATE: (codes, feature)}, output_dir=out, repo_id="local/memcorr")
+    modify_features(data, {OBS_ENV_STATE: (codes, feature)}, others, output_dir=out, repo_id="local/memcorr")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """One chunk of ours against LeRobot's diffusion policy as it comes.
 
-From a camera's frame to a plan, one thread each, taking turns. Ours: match the frame with the (encoded) reference,
-lift, relate, 20 DDIM steps with guidance. Theirs: ResNet-18 on two frames of the same size, 100 DDPM steps of its
+From a camera's frame to a plan, one thread each, taking turns. Ours, as shipped: match the frame with the (encoded)
+reference, lift, relate, two DDIM steps. Theirs: ResNet-18 on two frames of the same size, 100 DDPM steps of its
 default U-Net; random weights, which cost the same. It runs in the interpreter that MEMCORR_LEROBOT_PYTHON names, since
 lerobot needs another Python. Theirs plans 64 actions and executes 32, ours 16 and 8: `note` says what
 that makes per executed action.

@@ -12,6 +12,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from memcorr.demos.store import Store
@@ -21,6 +22,7 @@ from memcorr.recordings.export import export_lerobot
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = ROOT / "lerobot_policy_memcorr"
+CODE = "observation.environment_state"
 PYTHON = os.environ.get("MEMCORR_LEROBOT_PYTHON", "")
 needs_lerobot = pytest.mark.skipif(not PYTHON, reason="MEMCORR_LEROBOT_PYTHON names no Python that has lerobot 0.6")
 pytestmark = [needs_lerobot, pytest.mark.slow]
@@ -100,6 +102,28 @@ def test_lerobot_train_learns_and_what_it_saved_is_read_back(
     )
     result = subprocess.run([PYTHON, "-c", read], capture_output=True, text=True, env=installed, cwd=tmp_path)
     assert result.returncode == 0, result.stderr[-3000:]
+
+
+def test_rows_are_coded_as_the_environment_codes_its_tasks(
+    store: Store, installed: dict[str, str], tmp_path: Path
+) -> None:
+    """Also where the dataset counts its tasks the other way round; no image is decoded for it."""
+    export_lerobot(store, tmp_path / "door")
+    tasks = tmp_path / "door/meta/tasks.parquet"
+    names = pq.read_table(tasks)
+    pq.write_table(names.set_column(names.column_names.index("task"), "task", [["close", "open"]]), tasks)
+    command = [PYTHON, "-m", "lerobot_policy_memcorr.task_code", str(tmp_path / "door"), str(tmp_path / "coded")]
+    result = subprocess.run(command, capture_output=True, text=True, env=installed, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr[-3000:]
+    (path,) = (tmp_path / "coded/data").glob("*/*.parquet")
+    table = pq.read_table(path)
+    assert {name for name in table.column_names if name.startswith("observation.")} == {
+        "observation.images.rgb",
+        "observation.state",
+        "observation.environment_state",
+    }
+    found = {(n, *code) for n, code in zip(*(table[k].to_pylist() for k in ("task_index", CODE)), strict=True)}
+    assert found == {(0, 0.0, 1.0), (1, 1.0, 0.0)}  # its first task is closing, the environment's is opening
 
 
 def test_the_bench_runs_against_lerobot(capsys: pytest.CaptureFixture[str]) -> None:

@@ -142,29 +142,29 @@ def test_sam2_follows_its_first_mask(film: list[Frame], tmp_path: Path) -> None:
     backbone = transformers.Sam2HieraDetConfig(
         hidden_size=16,
         image_size=[64, 64],
-        blocks_per_stage=[1, 1, 1, 1],
+        blocks_per_stage=[1, 1, 2, 1],
         embed_dim_per_stage=[16, 32, 64, 128],
         num_attention_heads_per_stage=[1, 2, 4, 8],
-        global_attention_blocks=[2],
+        global_attention_blocks=[3],  # not the first of a stage, which pools within its windows
     )
     vision = transformers.Sam2VisionConfig(
         backbone_config=backbone,
         backbone_channel_list=[128, 64, 32, 16],
         backbone_feature_sizes=[[16, 16], [8, 8], [4, 4]],
-        fpn_hidden_size=32,
+        fpn_hidden_size=128,
     )
     config = transformers.Sam2VideoConfig(
         vision_config=vision,
-        prompt_encoder_config=video.Sam2VideoPromptEncoderConfig(hidden_size=32, image_size=64, patch_size=16),
-        mask_decoder_config=video.Sam2VideoMaskDecoderConfig(hidden_size=32, mlp_dim=32, iou_head_hidden_dim=32),
+        prompt_encoder_config=video.Sam2VideoPromptEncoderConfig(hidden_size=128, image_size=64, patch_size=16),
+        mask_decoder_config=video.Sam2VideoMaskDecoderConfig(hidden_size=128, mlp_dim=32, iou_head_hidden_dim=32),
         image_size=64,
-        memory_attention_hidden_size=32,
+        memory_attention_hidden_size=128,
         memory_attention_feed_forward_hidden_size=32,
         memory_attention_rope_feat_sizes=[4, 4],
-        memory_encoder_hidden_size=32,
-        memory_encoder_output_channels=16,
-        mask_downsampler_embed_dim=32,
-        memory_fuser_embed_dim=32,
+        memory_encoder_hidden_size=128,
+        memory_encoder_output_channels=64,  # its attention takes no other, and twice that elsewhere
+        mask_downsampler_embed_dim=128,
+        memory_fuser_embed_dim=128,
         memory_fuser_intermediate_dim=32,
     )
     segmenter: Segmenter = Sam2Segmenter(model=transformers.Sam2VideoModel(config))

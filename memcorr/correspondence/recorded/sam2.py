@@ -55,7 +55,8 @@ class Sam2Segmenter:
     def segment(self, frames: Sequence[Frame], first: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """One frame after the other, as they come: the recording need not fit into memory at this size."""
         height, width = first.shape
-        session = self.session(video=None, video_height=height, video_width=width)
+        # Its own default is the word "float32", which torch does not take.
+        session = self.session(video=None, video_height=height, video_width=width, dtype=torch.float32)
         drawn = torch.from_numpy(first.astype(np.float32))[None, None]
         masks = []
         for t, frame in enumerate(frames):
