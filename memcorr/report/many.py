@@ -7,6 +7,8 @@ from dataclasses import replace
 
 from ..evaluation.episodes import Episode
 from ..spec import HELD_OUT_WORLDS, LAST_WORLDS, TRAINED_WORLDS, WORLD_TASKS
+from ..worlds.disturbances import Disturbance
+from ..worlds.scenes import SUITE
 from .lookup import Lookup, first_chunk_follows
 from .paper import CONDITION_NAMES
 from .robustness import MANY, NAMES, SEEING, Contenders, magnitude
@@ -85,6 +87,7 @@ def reactions(lookup: Lookup) -> Table | None:
     """Something goes wrong in the worlds it was trained on, all of them pooled; the others on the same scenes."""
     who = Contenders(lookup)
     mine = [e for e in who.rows if (e.experiment, e.condition) == (MANY, "disturbed") and e.world in TRAINED_WORLDS]
+    mine = [e for e in mine if in_suite(e) or magnitude(e.disturbance)[0] in MOVING]
     if not mine:
         return None
     measured = {rollout_identity(unseeded(e)) for e in mine}
@@ -93,17 +96,17 @@ def reactions(lookup: Lookup) -> Table | None:
         for name in ("replay", "servo", "expert")
     }
 
-    def line(label: str, wanted: Callable[[str], bool]) -> tuple[str, ...]:
-        ours_, *theirs = ([e for e in rows if wanted(e.disturbance)] for rows in (mine, *others.values()))
+    def line(label: str, wanted: Callable[[Episode], bool]) -> tuple[str, ...]:
+        ours_, *theirs = ([e for e in rows if wanted(e)] for rows in (mine, *others.values()))
         gap = paired_difference(*([unseeded(e) for e in rows] for rows in (ours_, theirs[0])))
         above = NOT_MEASURED if gap is None else f"{gap.points:+.1f} [{gap.low:.1f}, {gap.high:.1f}]"
         return label, ours(ours_), *map(ours, theirs), above
 
     kinds = dict.fromkeys(sorted((e.disturbance for e in mine), key=magnitude))
-    lines = [line(kind or "nothing", kind.__eq__) for kind in kinds]
-    moving = [kind for kind in kinds if kind.partition("=")[0] in MOVING]
-    lines.append(line("what moves the object or the hand after the start", moving.__contains__))
-    lines.append(line("all of these", lambda _: True))
+    lines = [line(kind or "nothing", lambda e, kind=kind: e.disturbance == kind) for kind in kinds]  # type: ignore[misc]
+    moving = "the suite's, what moves the object or the hand after the start"
+    lines.append(line(moving, lambda e: in_suite(e) and magnitude(e.disturbance)[0] in MOVING))
+    lines.append(line("all of the suite's", in_suite))
     seeds = ", ".join(str(seed) for seed in sorted({e.scene_seed for e in mine}))
     return Table(
         "Something goes wrong: one policy, the worlds it was trained on",
@@ -112,6 +115,12 @@ def reactions(lookup: Lookup) -> Table | None:
         ("What goes wrong", NAMES[MANY], *(NAMES[name] for name in others), "minus replay, points"),
         tuple(lines),
     )
+
+
+def in_suite(e: Episode) -> bool:
+    """Whether this is what the condition itself lets go wrong in this scene."""
+    kind = SUITE[e.scene % len(SUITE)]
+    return e.disturbance == (str(Disturbance.parse(kind)) if kind else "")
 
 
 def unseeded(e: Episode) -> Episode:

@@ -73,8 +73,8 @@ def configuration_means(values: Iterable[tuple[tuple, float]]) -> Array:
 
 
 def configuration(episode: Episode) -> tuple:
-    """What is resampled: one physical scene."""
-    return (episode.condition, episode.scene_seed, episode.world, episode.scene)
+    """What is resampled: one physical scene, and what goes wrong in it."""
+    return (episode.condition, episode.scene_seed, episode.world, episode.disturbance, episode.scene)
 
 
 def rollout_identity(episode: Episode) -> tuple:

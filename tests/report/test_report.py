@@ -160,11 +160,18 @@ def test_what_goes_wrong_is_pooled_over_worlds_beside_who_met_the_same_scenes() 
         return [
             dataclasses.replace(
                 one,
-                **{"experiment": who, "stage": stage, "train_seed": seed, "shown": shown, "condition": "disturbed"},
-                **{"world": world, "scene": scene, "disturbance": kind, "success": kind != fails},
+                experiment=who,
+                stage=stage,
+                train_seed=seed,
+                shown=shown,
+                condition="disturbed",
+                world=world,
+                scene=scene,
+                disturbance=kind,
+                success=kind != fails,
             )
             for world in worlds
-            for scene, kind in enumerate(["set-back=0.5", "depth-noise=1"] * scenes)
+            for scene, kind in zip((3, 8, 19, 24, 35, 40), ["set-back=0.5", "depth-noise=1"] * scenes, strict=False)
         ]
 
     assert reactions(Lookup(rows("replay", 2, ("door",), ""))) is None
@@ -172,9 +179,12 @@ def test_what_goes_wrong_is_pooled_over_worlds_beside_who_met_the_same_scenes() 
     table = reactions(Lookup([*mine, *rows("replay", 3, ("door", "drawer", "window"), "set-back=0.5")]))
     assert table is not None
     cells = {row[0]: (row[1].split()[0], row[2].split()[0], row[-1].split()[0]) for row in table.rows}
+    larger = [dataclasses.replace(e, disturbance="set-back=0.9") for e in mine if e.scene == 3]  # not the suite's own
+    again = reactions(Lookup([*mine, *larger]))
+    assert again is not None and again.rows[-1][1].startswith("4/8 ") and "set-back=0.9" in [r[0] for r in again.rows]
     assert cells["set-back=0.5"] == ("4/4", "0/4", "+100.0") and cells["depth-noise=1"] == ("0/4", "4/4", "-100.0")
-    assert cells["what moves the object or the hand after the start"] == ("4/4", "0/4", "+100.0")
-    assert cells["all of these"] == ("4/8", "4/8", "+0.0")
+    assert cells["the suite's, what moves the object or the hand after the start"] == ("4/4", "0/4", "+100.0")
+    assert cells["all of the suite's"] == ("4/8", "4/8", "+0.0")
 
 
 def test_one_matcher_fills_the_report() -> None:
