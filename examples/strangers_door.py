@@ -44,7 +44,7 @@ def record(
     world: World, scene: Scene, task: Task, rng: np.random.Generator, path: Path, shortest: int, longest: int
 ) -> None:
     """At a speed of its own, until it is done and a little longer."""
-    speed, rest = rng.uniform(0.8, 1.2), int(rng.integers(10, 80))
+    speed, rest = rng.uniform(0.7, 1.2), int(rng.integers(10, 140))
     world.reset(scene)
     frames: list[Frame] = []
     actions, joints, poses, done = [], [], [], 0
