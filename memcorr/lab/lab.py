@@ -237,6 +237,7 @@ class Lab:
         with self.server.atomic():
             self.stage.show(sights)
             self.panel.show(self.episode.now, sights, pictures, self.episode.u)
+        self.server.flush()  # rather than with the next sixtieth of a second
 
 
 def run_lab(policy: str, world: str | None, data: Path | None, matcher: str, out: Path, host: str, port: int) -> None:

@@ -17,14 +17,14 @@ import numpy as np
 import viser
 
 from ..demos.store import Demonstration
-from ..show.video import LEGEND, Image, towards
+from ..show.video import LEGEND, SIDE, Image, towards
 from ..spec import WORLD_TASKS
 from ..worlds.pairs import Pair
 from .episode import Instant, Sight
 
 ON_A_PAGE = 3  # pairs of the gallery
 STRIP = (0.0, 0.4, 1.0)  # frames of a reference in the gallery, as shares of its length
-PICTURE = (820, 410)  # pixels on the page, twice the panel's width
+PICTURE = (SIDE, SIDE // 2)  # pixels; half of what is drawn, a little more than the panel is wide
 LEFT, SPEED = 430, 20  # pixels, control steps per second
 WAYS = {"-x": (-1.0, 0.0, 0.0), "+x": (1.0, 0.0, 0.0), "-y": (0.0, -1.0, 0.0), "+y": (0.0, 1.0, 0.0)}
 UP = {"up": (0.0, 0.0, 1.0)}

@@ -18,7 +18,7 @@ from ..worlds.gl import mujoco
 from ..worlds.render import LARGE_MESH, coarsen
 from .episode import Sight
 
-CELL = 0.006  # metres; details of the robot below this are not sent to the page
+CELL = 0.025  # metres; details of the robot below this are not sent to the page
 SEEN = 0.01  # of opacity
 ARROWS: dict[str, Colour] = dict(LEGEND)  # by what they mean
 Geom = mujoco.mjtGeom

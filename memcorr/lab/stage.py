@@ -31,7 +31,7 @@ class Actor:
         self.bodies = {body: scene.add_frame(f"{root}/body-{body}", show_axes=False) for body in nodes}
         for i, solid in enumerate(solids):
             node = f"{root}/body-{solid.body}/{i}"
-            look: dict[str, Any] = {"color": solid.colour, "side": "double"}
+            look: dict[str, Any] = {"color": solid.colour, "side": "double", "material": "toon3"}
             scene.add_mesh_simple(node, solid.vertices, solid.faces, **look, cast_shadow=False, receive_shadow=False)
         scene.add_label(f"{root}/name", name, position=(0.0, 0.6, 0.85), anchor="bottom-center")
         one = np.zeros((1, 3), np.float32)  # none would be an error in the browser
@@ -76,15 +76,15 @@ class Stage:
         scene = server.scene
         scene.reset()
         scene.set_up_direction("+z")
-        scene.configure_default_lights(
-            cast_shadow=False
-        )  # without a graphics card shadows and reflections take seconds
+        # Without a graphics card shadows and reflections take seconds, physical materials half of every frame.
+        scene.configure_default_lights(cast_shadow=False)
         scene.configure_environment_map(hdri=None)
         solids = shapes(world.model)
         self.actors = {name: Actor(scene, name, i * APART, solids) for i, name in enumerate(names)}
         self.camera = scene.add_camera_frustum(
             f"/{names[0]}/camera", float(np.radians(CAMERA_FOVY)), 1.0, scale=0.15, thickness=0.006
         )
+        self._T_world_cam: Array = np.zeros((4, 4))  # on the page
         middle = np.array(world.pair.look_at) + APART * (len(names) - 1) / 2
         server.initial_camera.look_at = middle
         server.initial_camera.position = middle + EYE
@@ -92,7 +92,8 @@ class Stage:
     def show(self, sights: Sequence[Sight]) -> None:
         for sight in sights:
             self.actors[sight.lane.name].show(sight)
-        frame = sights[0].frame
-        x, y, z, w = Rotation.from_matrix(frame.camera.T_world_cam[:3, :3]).as_quat()
-        self.camera.position, self.camera.wxyz = frame.camera.T_world_cam[:3, 3], np.array([w, x, y, z])
-        self.camera.image = frame.rgb
+        T_world_cam = sights[0].frame.camera.T_world_cam
+        if not np.array_equal(T_world_cam, self._T_world_cam):
+            x, y, z, w = Rotation.from_matrix(T_world_cam[:3, :3]).as_quat()
+            self.camera.position, self.camera.wxyz = T_world_cam[:3, 3], np.array([w, x, y, z])
+            self._T_world_cam = T_world_cam

@@ -130,10 +130,10 @@ def test_a_person_clicks_through_an_episode(
     assert "following open, pair 0" in text and "step 0, u = 0.50, 0.50, camera 0°" in text
     assert re.search(r"frame 0\s", text) and re.search(r"0\.\d\d, \d+ points", text) and "not yet" in text
 
-    took = slide(page, "u x", 5)
-    until(page, lambda text: "u = 0.55, 0.50" in text)
-    took += slide(page, "camera", 5)
-    until(page, lambda text: "camera 5°" in text)
+    took = slide(page, "u x", 10)
+    until(page, lambda text: "u = 0.60, 0.50" in text)
+    took += slide(page, "camera", 10)
+    until(page, lambda text: "camera 10°" in text)
     frame_ms = page.evaluate(FRAME_MS)
     print(
         f"slider to page: median {median(took):.0f} ms of {[round(ms) for ms in took]}; a frame up to {frame_ms:.0f} ms"
@@ -145,7 +145,7 @@ def test_a_person_clicks_through_an_episode(
     until(page, lambda text: step_of(text) >= 9)
     press(page, "pause")
     press(page, "+x")  # of the base
-    until(page, lambda text: "u = 0.75, 0.50" in text)
+    until(page, lambda text: "u = 0.80, 0.50" in text)
     press(page, "set back")
     press(page, "up")
     press(page, "follow close, pair 0")
