@@ -28,6 +28,8 @@ def is_callable_name(text: str) -> bool:
 def named(text: str, given: Sequence[str] = ()) -> Any:
     """What `module:name` names, from the working directory too; with arguments `given`, what it makes of them."""
     module, _, name = text.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
+        raise UserError(f"{text!r} names nothing: give MODULE:CALLABLE")
     sys.path.insert(0, os.getcwd())
     try:
         found: Any = importlib.import_module(module)

@@ -68,7 +68,7 @@ class Lab:
         self.names = (self.policy.design.name, REPLAYS[0])
         self.guides: dict[Path, Guide] = {}
         self.playing, self.speed, self.page = False, float(SPEED), 0
-        self.first_world = find_pair(world or DOOR).name
+        self.first_world = find_pair(DOOR if world is None else world).name
 
     def begin(self, server: viser.ViserServer) -> None:
         self.server = server

@@ -169,6 +169,8 @@ def test_a_callable_is_found_by_name_and_made_of_arguments(
         ("mine_to_audit:missing", "has no missing"),
         ("mine_to_audit:value", "is a int, not a callable"),
         ("nowhere_at_all:x", "No module named"),
+        (":x", "names nothing"),
+        (".relative:x", "names nothing"),
     ):
         with pytest.raises(UserError, match=words):
             audit(wrong, tmp_path / "d", data=store.root)

@@ -48,3 +48,11 @@ def test_references_of_another_world_are_refused(
     monkeypatch.chdir(tmp_path)
     words = told(["--data", str(store.root), "--world", "window", "--port", "0"], monkeypatch, capsys)
     assert "are of the world door" in words and not list(tmp_path.iterdir())
+
+
+def test_an_empty_world_is_not_the_usual_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("viser", reason="memcorr[lab] is not installed")
+    monkeypatch.chdir(tmp_path)
+    assert "world ''" in told(["--world", "", "--port", "0"], monkeypatch, capsys) and not list(tmp_path.iterdir())
