@@ -1,5 +1,5 @@
 # Two commands: `make demo` sets up and shows the main job, `make test` sets up and runs the tests.
-# `make torture` (an hour) kills, damages and races it, and prints how often.
+# `make torture` (half an hour) kills, damages and races it, and prints how often.
 READY := .venv/.ready
 
 demo: $(READY)
