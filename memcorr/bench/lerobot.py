@@ -114,7 +114,7 @@ def lerobot_chunk() -> Case:
         )
 
     name = f"LeRobot's diffusion policy as it comes, {parameters / 1e6:.0f} M random weights, {steps} DDPM steps"
-    return Case(lambda: follower.plan(frame, 0), theirs, name, rounds=5, note=note)
+    return Case(lambda: follower.plan(frame, 0), theirs, name, rounds=3, note=note)
 
 
 CASES: dict[str, Callable[[], Case]] = {"lerobot-chunk": lerobot_chunk}
