@@ -14,6 +14,8 @@ from memcorr.runs import LOCK
 from tests.cluster.conftest import PATIENCE, ROOT, Cluster, contents, waited
 from tests.test_runs import processes
 
+in_full = pytest.mark.skipif(not os.environ.get("MEMCORR_FULL"), reason="two minutes each: MEMCORR_FULL=1")
+VERBS = ["evaluate", pytest.param("sweep", marks=in_full)]
 Command = Callable[[str], list[str]]
 Alone = Callable[[str], Path]
 
@@ -24,7 +26,7 @@ def training(out: Path) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", ["evaluate", "sweep"])
+@pytest.mark.parametrize("verb", VERBS)
 def test_a_node_killed_on_the_way_changes_nothing(
     verb: str, cluster: Cluster, command: Command, alone: Alone, tmp_path: Path
 ) -> None:
@@ -44,7 +46,7 @@ def test_a_node_killed_on_the_way_changes_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", ["evaluate", "sweep"])
+@pytest.mark.parametrize("verb", VERBS)
 def test_a_job_killed_on_the_way_changes_nothing(verb: str, command: Command, alone: Alone, tmp_path: Path) -> None:
     pytest.importorskip("submitit")
     wanted, out = contents(alone(verb)), tmp_path / "out"
