@@ -18,7 +18,7 @@ from ..worlds.gl import mujoco
 from ..worlds.render import LARGE_MESH, coarsen
 from .episode import Sight
 
-CELL = 0.025  # metres; details of the robot below this are not sent to the page
+FINE, COARSE = 0.006, 0.025  # metres; smaller details of the robot are left out, of a recording and on the page
 SEEN = 0.01  # of opacity
 ARROWS: dict[str, Colour] = dict(LEGEND)  # by what they mean
 Geom = mujoco.mjtGeom
@@ -34,11 +34,11 @@ class Shape:
     faces: NDArray[np.uint32]  # (m, 3)
 
 
-def shapes(model: mujoco.MjModel) -> list[Shape]:
+def shapes(model: mujoco.MjModel, cell: float = FINE) -> list[Shape]:
     """Everything that the cameras see except the floor, which has no end."""
     model = copy(model)
     for mesh in np.flatnonzero(model.mesh_facenum > LARGE_MESH):
-        coarsen(model, int(mesh), CELL)
+        coarsen(model, int(mesh), cell)
     parts = defaultdict(list)
     for geom in range(model.ngeom):
         rgba = colour(model, geom)

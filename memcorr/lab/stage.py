@@ -13,7 +13,7 @@ from ..show.video import confidence_colour
 from ..spec import Array
 from ..worlds.world import CAMERA_FOVY, World
 from .episode import Sight
-from .shapes import ARROWS, Shape, arrows, shapes
+from .shapes import ARROWS, COARSE, Shape, arrows, shapes
 
 APART = np.array([1.5, 0.0, 0.0])  # metres between lanes
 EYE = np.array([0.45, -2.0, 2.1])  # of who opens the page, from the middle of what is looked at
@@ -79,7 +79,7 @@ class Stage:
         # Without a graphics card shadows and reflections take seconds, physical materials half of every frame.
         scene.configure_default_lights(cast_shadow=False)
         scene.configure_environment_map(hdri=None)
-        solids = shapes(world.model)
+        solids = shapes(world.model, COARSE)
         self.actors = {name: Actor(scene, name, i * APART, solids) for i, name in enumerate(names)}
         self.camera = scene.add_camera_frustum(
             f"/{names[0]}/camera", float(np.radians(CAMERA_FOVY)), 1.0, scale=0.15, thickness=0.006
