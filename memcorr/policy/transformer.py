@@ -102,9 +102,12 @@ class CrossAttention(nn.Module):
     def output_bias(self) -> Tensor:
         return torch.addmv(self.out.bias, self.out.weight, self.kv.bias[WIDTH:])
 
-    def forward(self, x: Tensor, memory: Tensor, keep: Tensor) -> Tensor:
-        k, v = F.linear(memory, self.kv.weight).split(WIDTH, dim=-1)
-        q = self.q(self.norm(x)).reshape(len(memory), -1, WIDTH)  # several chunks may share one memory
+    def forward(self, x: Tensor, memory: Tensor, keep: Tensor, of: Tensor | None = None) -> Tensor:
+        """`of` (B,): the memory that each chunk attends to, keys already in that order; without it chunks that share
+        a memory stand side by side."""
+        kv = F.linear(memory, self.kv.weight)
+        k, v = (kv if of is None else kv.index_select(0, of)).split(WIDTH, dim=-1)
+        q = self.q(self.norm(x)).reshape(len(k), -1, WIDTH)
         return add_linear(x, attend(q, k, v, keep).reshape(x.shape), self.out, self.output_bias())
 
 
@@ -129,8 +132,8 @@ class DenoiserBlock(nn.Module):
         self.cross_attention = CrossAttention()
         self.mlp = MLP()
 
-    def forward(self, x: Tensor, memory: Tensor, keep: Tensor) -> Tensor:
-        return self.mlp(self.cross_attention(self.self_attention(x), memory, keep))
+    def forward(self, x: Tensor, memory: Tensor, keep: Tensor, of: Tensor | None = None) -> Tensor:
+        return self.mlp(self.cross_attention(self.self_attention(x), memory, keep, of))
 
 
 class ActionTransformer(nn.Module):
@@ -168,19 +171,22 @@ class ActionTransformer(nn.Module):
     def embed_time(self, t: Tensor) -> Tensor:
         return self.time_mlp(sinusoidal_embedding(t, WIDTH))
 
-    def denoise(self, z_t: Tensor, t: Tensor, state: Tensor, context: Tensor, keep: Tensor) -> Tensor:
+    def denoise(
+        self, z_t: Tensor, t: Tensor, state: Tensor, context: Tensor, keep: Tensor, of: Tensor | None = None
+    ) -> Tensor:
         """eps_hat (B, 16, 4) from the encoded context; the state token is always a key.
 
-        `z_t` and `t` may hold N noisy chunks for each context, one context's after the other's.
+        `of` (B,) says which context each noisy chunk has. Without it there are equally many for each context, one
+        context's after the other's.
         """
         memory = torch.cat([self.state_mlp(state)[:, None], context], dim=1)
-        keys = F.pad(keep, (1, 0), value=True)
+        keys = F.pad(keep if of is None else keep[of], (1, 0), value=True)
         x = self.action_projection(z_t) + self.action_embedding + self.embed_time(t)[:, None]
         for block in self.blocks:
-            x = block(x, memory, keys)
+            x = block(x, memory, keys, of)
         return self.out(self.norm_out(x))
 
-    def forward(self, z_t: Tensor, t: Tensor, condition: Condition) -> Tensor:
+    def forward(self, z_t: Tensor, t: Tensor, condition: Condition, of: Tensor | None = None) -> Tensor:
         tokens, keep = self.context(condition), condition.keep
         present = keep.any(dim=1)
         if present.all():
@@ -188,7 +194,7 @@ class ActionTransformer(nn.Module):
         else:  # a dropped condition costs nothing: it is never encoded
             context = tokens.new_zeros(*keep.shape, WIDTH)
             context[present] = self.encode(tokens[present], keep[present])
-        return self.denoise(z_t, t, condition.state, context, keep)
+        return self.denoise(z_t, t, condition.state, context, keep, of)
 
 
 class VisualTransformer(ActionTransformer):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..correspondence.matches import Matches, join_matches
 from ..policy.condition import Condition, Normalisation, build_condition, join_conditions, own_state
@@ -37,9 +37,26 @@ class Batch:
     t: Tensor  # (B,)
     condition: Condition
     eps: Tensor  # (B, 16, 4) target: the noise, or the velocity
+    context: Tensor | None = None  # (B,) the row of `condition` that each chunk has; None: B / rows chunks for each
 
     def to(self, device: torch.device | str) -> Batch:
-        return Batch(self.z_t.to(device), self.t.to(device), self.condition.to(device), self.eps.to(device))
+        context = None if self.context is None else self.context.to(device)
+        return Batch(self.z_t.to(device), self.t.to(device), self.condition.to(device), self.eps.to(device), context)
+
+    @property
+    def chunks_per_row(self) -> int:
+        """Chunks that stay together when the batch is divided."""
+        return 1 if self.context is not None else len(self.t) // len(self.condition)
+
+    def __getitem__(self, chunks: slice) -> Batch:
+        """Some of the chunks, with the conditions that they need."""
+        z_t, t, eps = self.z_t[chunks], self.t[chunks], self.eps[chunks]
+        if self.context is None:
+            first, last, _ = chunks.indices(len(self.t))
+            rows = slice(first // self.chunks_per_row, last // self.chunks_per_row)
+            return Batch(z_t, t, self.condition[rows], eps)
+        used, context = self.context[chunks].unique(return_inverse=True)
+        return Batch(z_t, t, self.condition[used], eps, context)
 
 
 @dataclass(frozen=True)
@@ -94,7 +111,8 @@ class Batches:
     def paired(self, rng: np.random.Generator, pairs: int) -> Batch:
         """Opening and closing at frame 0 of `pairs` physical pairs: first all openings, then all closings.
 
-        Both directions share z_t, t, the robot state and, in stage two, the measured geometry.
+        Both directions share z_t, t, the robot state and, in stage two, the measured geometry. Pairs are drawn with
+        replacement: a condition that occurs several times is listed, and encoded, once.
         """
         noises = self.experiment.noises
         pair = self.dataset.paired[rng.integers(0, len(self.dataset.paired), pairs)]
@@ -108,9 +126,27 @@ class Batches:
         chunks = self._chunks(rows, matches, self.dataset.reference_frame[rows], turn=both)
         x_open, x_close = chunks.repeat_interleave(noises, 0).chunk(2)
         z_t, eps_open, eps_close = paired_noise(x_open, x_close, eps, t, self.experiment.schedule)
-        condition = self.condition(rows, matches, turn=both)
         targets = self._target(x_open, eps_open, t), self._target(x_close, eps_close, t)
-        return Batch(torch.cat([z_t, z_t]), torch.cat([t, t]), condition, torch.cat(targets))
+        listed, context = self._distinct(pair)
+        if context is not None:
+            listed, context = np.concatenate([listed, listed + pairs]), np.concatenate([context, context + len(listed)])
+            context = torch.from_numpy(context.repeat(noises))
+            rows, matches = rows[listed], matches[listed]
+        condition = self.condition(rows, matches, turn=both)
+        return Batch(torch.cat([z_t, z_t]), torch.cat([t, t]), condition, torch.cat(targets), context)
+
+    def _distinct(self, pair: Rows) -> tuple[Rows, Rows | None]:
+        """Which draws of `pair` to list, and the listed one that each draw equals; None where all are different."""
+        if self.lent is not None or self.experiment.turned:
+            return np.arange(len(pair)), None
+        key = pair
+        if self.mixture is not None:  # equal pairs from different sources differ, and every corruption is another
+            truth, raw, corrupted = source_counts(len(pair))
+            source = np.repeat([0, 1, 2], [truth, raw, corrupted])
+            source[truth + raw :] += np.arange(corrupted)
+            key = pair + len(self.dataset.both) * source
+        _, first, context = np.unique(key, return_index=True, return_inverse=True)
+        return first, context
 
     def condition(
         self, rows: Rows, matches: Matches, frames: Rows | None = None, turn: Array | None = None
@@ -186,6 +222,13 @@ class Batches:
         )
 
 
+def predicted(network: nn.Module, batch: Batch) -> Tensor:
+    """What the network says of every chunk (B, 16, 4)."""
+    if batch.context is None:
+        return network(batch.z_t, batch.t, batch.condition)
+    return network(batch.z_t, batch.t, batch.condition, batch.context)
+
+
 def is_paired(experiment: Experiment, update: int) -> bool:
     """Standard updates come first."""
     return experiment.paired and update % experiment.paired_every == experiment.paired_every - 1
@@ -203,9 +246,12 @@ def join_batches(parts: Sequence[Batch]) -> Batch:
     """One after the other."""
     if len(parts) == 1:
         return parts[0]
+    before = np.cumsum([0, *(len(p.condition) for p in parts)])
+    contexts = [p.context + int(n) for p, n in zip(parts, before, strict=False) if p.context is not None]
     return Batch(
         torch.cat([p.z_t for p in parts]),
         torch.cat([p.t for p in parts]),
         join_conditions([p.condition for p in parts]),
         torch.cat([p.eps for p in parts]),
+        torch.cat(contexts) if contexts else None,
     )

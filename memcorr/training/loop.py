@@ -51,7 +51,7 @@ from ..policy.condition import Normalisation
 from ..policy.transformer import parameter_total
 from ..runs import choose_device, claimed
 from ..runs import threads as torch_threads
-from .batches import Batch, Batches, draw, is_paired
+from .batches import Batch, Batches, draw, is_paired, predicted
 from .dataset import Dataset, load_dataset, measure
 from .experiments import Config, Experiment, find_experiment
 from .measured import fitted, load_measured
@@ -67,7 +67,7 @@ LOG_EVERY, SAVE_EVERY, VALIDATE_EVERY = 50, 250, 1000
 
 def loss_of(network: nn.Module, batch: Batch) -> Tensor:
     """Noise prediction, both objectives: MSE over samples, horizon and action coordinates."""
-    return F.mse_loss(network(batch.z_t, batch.t, batch.condition), batch.eps)
+    return F.mse_loss(predicted(network, batch), batch.eps)
 
 
 class Run:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..demos.store import Store
 from ..files import appending, forget_later_rows
 from ..policy.condition import Normalisation
-from .batches import Batch, Batches
+from .batches import Batch, Batches, predicted
 from .dataset import load_dataset
 from .experiments import Experiment
 
@@ -122,7 +122,6 @@ class Validation:
     def _loss(network: nn.Module, batch: Batch) -> float:
         total = 0.0
         for start in range(0, len(batch.t), SLICE):
-            part = slice(start, start + SLICE)
-            eps_hat = network(batch.z_t[part], batch.t[part], batch.condition[part])
-            total += F.mse_loss(eps_hat, batch.eps[part], reduction="sum").item()
+            part = batch[start : start + SLICE]
+            total += F.mse_loss(predicted(network, part), part.eps, reduction="sum").item()
         return total / batch.eps.numel()

@@ -36,14 +36,11 @@ class Ranks:
         """This process's rows of a batch, and their share. The noises of one row stay together."""
         if self.size == 1:
             return batch, 1.0
-        rows = len(batch.condition)
+        rows = len(batch.t) // batch.chunks_per_row
         first, last = (rows * rank // self.size for rank in (self.rank, self.rank + 1))
         if rows < self.size:
             raise UserError(f"{self.size} processes for batches of {rows} rows: give torchrun fewer")
-        noises = len(batch.t) // rows
-        chunks = slice(first * noises, last * noises)
-        part = Batch(batch.z_t[chunks], batch.t[chunks], batch.condition[slice(first, last)], batch.eps[chunks])
-        return part, (last - first) / rows
+        return batch[first * batch.chunks_per_row : last * batch.chunks_per_row], (last - first) / rows
 
     def add_up(self, tensor: Tensor) -> Tensor:
         """The sum over all processes, in place."""

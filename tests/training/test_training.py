@@ -254,21 +254,17 @@ def test_experiments_differ_from_the_main_one_only_where_the_paper_says() -> Non
     unet: dict[str, object] = {"network": "visual-unet", "paired": False, "condition_dropout": 0.0, "guidance": 1.0}
     literal: dict[str, object] = {
         "phase_errors": None,
-        "tie_break": "first",
         "lifting": "paper",
         "residual_limit_mm": 20.034,
     }
     differences: dict[str, dict[str, object]] = {
         "memcorr": {},
         "memcorr-literal": literal,
-        "memcorr-no-phase-errors": {"phase_errors": None},
-        "memcorr-cosine": {"schedule": "cosine"},
-        "standard": {"paired": False},
-        "standard-cosine": {"paired": False, "schedule": "cosine"},
-        "motion": {"representation": "motion"},
-        "centroid": {"representation": "centroid"},
-        "motion-no-phase-errors": {"representation": "motion", "phase_errors": None},
-        "centroid-no-phase-errors": {"representation": "centroid", "phase_errors": None},
+        "memcorr-cosine": literal | {"schedule": "cosine"},
+        "standard-literal": literal | {"paired": False},
+        "standard-cosine": literal | {"paired": False, "schedule": "cosine"},
+        "motion-literal": literal | {"representation": "motion"},
+        "centroid-literal": literal | {"representation": "centroid"},
         "visual-transformer": {"network": "visual-transformer"},
         "visual-unet": unet,
         "visual-unet-cosine": unet | {"schedule": "cosine"},
