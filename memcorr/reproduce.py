@@ -1,8 +1,8 @@
 """`memcorr reproduce`: all verbs in order, resumable, with its expected cost printed first.
 
 smoke   every verb on two pairs and tiny training: does the whole path work here?
-cpu     one seed of MemCorr-DP as ours and as published, of its standard objective and of the two visual policies
-full    three seeds of all of these, the representations and the schedules, and every intervention of the paper
+cpu     one seed: MemCorr-DP as published and as ours, the standard objective, the two visual policies
+full    the whole paper with its three seeds, ours beside it, and the schedules with one
 
 Each policy is evaluated as soon as it is trained, and the report is written anew after each.
 """
@@ -10,6 +10,7 @@ Each policy is evaluated as soon as it is trained, and the report is written ane
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,12 +20,13 @@ from .correspondence.cache import build_cache
 from .correspondence.matcher import load_matcher
 from .demos.collect import collect
 from .demos.store import Store
+from .evaluation.evaluate import list_jobs
 from .evaluation.intervention import GROUND_TRUTH
-from .evaluation.sweep import Entry, Evaluation, evaluate_once, sweep
+from .evaluation.sweep import Entry, Evaluation, evaluate_once, lender, sweep
 from .report.page import write_report
 from .report.paper import MATCHED, USUAL
-from .runs import CORES, Workers
-from .spec import SPEC, TestSet
+from .runs import CORES, Workers, slots
+from .spec import SPEC, Lifting, TestSet, TieBreak
 from .training.experiments import EXPERIMENTS, Experiment
 
 log = logging.getLogger(__name__)
@@ -34,6 +36,7 @@ SHIFTS: tuple[TestSet, ...] = ("boundary", "extreme", "camera", "combined")
 judged = partial(Evaluation, shown=USUAL)
 TRUE = replace(USUAL, matcher=GROUND_TRUTH)
 EVERYWHERE: tuple[TestSet, ...] = ("validation", *SHIFTS)
+CacheKind = tuple[Lifting, TieBreak]
 
 
 def interventions(stage_one: bool) -> tuple[Evaluation, ...]:
@@ -45,27 +48,33 @@ def interventions(stage_one: bool) -> tuple[Evaluation, ...]:
     )
 
 
-MAIN = (
-    judged(EVERYWHERE),
-    judged(EVERYWHERE, shown=TRUE),
-    judged(("combined",), shown=replace(TRUE, pairing="permuted")),
-    *interventions(stage_one=True),
-    *interventions(stage_one=False)[1:],
-)
 PHASES = (
     *(judged(shown=replace(USUAL, phase_offset=offset)) for offset in PHASE_OFFSETS),
     *(judged(shown=replace(USUAL, phase_speed=speed)) for speed in PHASE_SPEEDS),
 )
+FINAL = (
+    judged(EVERYWHERE),
+    judged(EVERYWHERE, shown=TRUE),
+    judged(("combined",), shown=replace(TRUE, pairing="permuted")),
+    *interventions(stage_one=False)[1:],
+    *PHASES,
+)
+STAGE_ONE = interventions(stage_one=True)
 SYSTEM = (judged(("boundary", "combined")),)
+# What a policy's training costs per update, and any rollout: seconds of one core of two that are both busy (AMD EPYC of
+# 2022, no GPU), measured on the committed runs.
+SECONDS_PER_UPDATE = {"memcorr": 0.62, "visual-transformer": 0.62, "visual-unet": 0.35}
+SECONDS_PER_ROLLOUT = 0.65
+SECONDS_PER_MATCH = 0.06
 
 
 @dataclass(frozen=True)
 class Plan:
     """What a tier does."""
 
-    cost: str
     seeds: tuple[int, ...]
     evaluations: dict[str, tuple[Evaluation, ...]]  # by experiment, in the order of training
+    fewer_seeds: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of an experiment that the paper lacks
     pairs: int = SPEC.pairs
     rows: int = SPEC.cache_rows  # of the correspondence cache
     scenes: tuple[int, ...] = ()  # all
@@ -74,10 +83,24 @@ class Plan:
     def recipe(self, name: str) -> Experiment:
         return self.recipes.get(name, EXPERIMENTS[name])
 
+    def entries(self, matcher: str = "embedded", caches: dict[CacheKind, Path] | None = None) -> list[Entry]:
+        """Every policy to train, one seed after the other."""
+        found = []
+        for name, seed in [(name, seed) for seed in self.seeds for name in self.evaluations]:
+            if seed not in self.fewer_seeds.get(name, self.seeds):
+                continue
+            recipe, evaluations = self.recipe(name), tuple(settled(e, matcher) for e in self.evaluations[name])
+            mixed = not recipe.visual and any(not evaluation.stage_one for evaluation in evaluations)
+            cache = (caches or {}).get(cache_kind(recipe), Path()) if mixed else None
+            found.append(Entry(recipe, seed, evaluations, cache))
+        return found
+
+    def cache_kinds(self) -> set[CacheKind]:
+        return {cache_kind(entry.recipe) for entry in self.entries() if entry.cache is not None}
+
 
 TIERS: dict[Tier, Plan] = {
     "smoke": Plan(
-        cost="a few minutes, 20 MB; the numbers mean nothing",
         seeds=(42,),
         evaluations={
             "memcorr": (judged(("combined",)), judged(("boundary",), stage_one=True, shown=TRUE)),
@@ -88,37 +111,72 @@ TIERS: dict[Tier, Plan] = {
         recipes={"memcorr": replace(EXPERIMENTS["memcorr"], train_pairs=2, batch=8, updates=(4, 2))},
     ),
     "cpu": Plan(
-        cost="about 4 hours per trained policy (2.5 with --threads 2), the work of 6, an hour of rollouts; 1 GB",
         seeds=(42,),
         evaluations={
-            "memcorr": (*MAIN, *PHASES),
-            "standard": interventions(stage_one=True),
-            "memcorr-literal": (judged(SHIFTS),),
-            "memcorr-no-phase-errors": (judged(SHIFTS),),
+            "memcorr-literal": (*STAGE_ONE, *FINAL),
+            "memcorr": FINAL,
+            "standard-literal": STAGE_ONE,
             "visual-transformer": SYSTEM,
             "visual-unet": SYSTEM,
         },
     ),
     "full": Plan(
-        cost="about 4 hours per trained policy (2.5 with --threads 2), the work of 37, and a day of rollouts; 2 GB",
         seeds=SPEC.seeds,
         evaluations={
-            "memcorr": (*MAIN, *PHASES),
-            "standard": interventions(stage_one=True),
-            "memcorr-literal": (judged(SHIFTS),),
-            "memcorr-no-phase-errors": (judged(SHIFTS),),
-            "memcorr-cosine": (*interventions(stage_one=True), judged(SHIFTS)),
-            "standard-cosine": interventions(stage_one=True),
-            "motion": (judged(EVERYWHERE),),
-            "centroid": SYSTEM,
-            "motion-no-phase-errors": SYSTEM,
-            "centroid-no-phase-errors": SYSTEM,
+            "memcorr-literal": (*STAGE_ONE, *FINAL),
+            "memcorr": FINAL,
+            "standard-literal": STAGE_ONE,
             "visual-transformer": SYSTEM,
+            "motion-literal": (judged(SHIFTS),),
+            "centroid-literal": (judged(SHIFTS),),
             "visual-unet": SYSTEM,
             "visual-unet-cosine": SYSTEM,
+            "memcorr-cosine": STAGE_ONE,
+            "standard-cosine": STAGE_ONE,
         },
+        fewer_seeds=dict.fromkeys(("visual-unet-cosine", "memcorr-cosine", "standard-cosine"), SPEC.seeds[:1]),
     ),
 }
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one policy, or of several together."""
+
+    updates: int
+    rollouts: int
+    hours: float  # of one core
+
+
+def cost_of(entry: Entry, entries: Sequence[Entry], scenes: Sequence[int] = ()) -> Cost:
+    """What training and rolling out one policy takes; a stage one that another policy trains costs nothing again."""
+    recipe = entry.recipe
+    stages = [recipe.updates[0] if lender(entry, entries) is None else 0]
+    stages.append(recipe.updates[1] if recipe.visual or entry.cache is not None else 0)
+    rollouts = sum(len(list_jobs(e.conditions, 0, (), scenes, e.world)) for e in entry.evaluations)
+    seconds = sum(stages) * SECONDS_PER_UPDATE[recipe.network] + rollouts * SECONDS_PER_ROLLOUT
+    return Cost(sum(stages), rollouts, seconds * recipe.batch / SPEC.batch / 3600)
+
+
+def plan_text(tier: Tier, workers: int) -> str:
+    """Runs, updates, rollouts, hours and disk of a tier, a line for each policy."""
+    plan = TIERS[tier]
+    entries = plan.entries()
+    costs = [cost_of(entry, entries, plan.scenes) for entry in entries]
+    lines = [f"{'policy':24}{'seed':>6}{'updates':>10}{'rollouts':>10}{'core-hours':>12}"]
+    for entry, cost in zip(entries, costs, strict=True):
+        lines.append(f"{entry.recipe.name:24}{entry.seed:6}{cost.updates:10,}{cost.rollouts:10,}{cost.hours:12.1f}")
+    matching = len(plan.cache_kinds()) * plan.rows * SECONDS_PER_MATCH / 3600
+    updates, rollouts = sum(c.updates for c in costs), sum(c.rollouts for c in costs)
+    hours = sum(c.hours for c in costs) + matching
+    lines.append(f"{'all of them':24}{len(entries):6}{updates:10,}{rollouts:10,}{hours:12.1f}")
+    disk = 0.05 + plan.pairs * 0.008 + len(entries) * 0.04
+    lines.append(f"about {hours / max(workers, 1):.1f} hours on {workers} such cores, {disk:.1f} GB")
+    return "\n".join(lines)
+
+
+def cache_kind(recipe: Experiment) -> CacheKind:
+    return recipe.lifting, recipe.tie_break
 
 
 def settled(evaluation: Evaluation, matcher: str) -> Evaluation:
@@ -132,29 +190,22 @@ def reproduce(tier: Tier, out: Path, matcher: str = "embedded", workers: Workers
     """Runs a tier into `out` and returns the report's page; the same call continues."""
     load_matcher(matcher)  # complains before anything is recorded
     plan, root = TIERS[tier], out / tier
-    log.info(f"reproduce --tier {tier}: {plan.cost}. Everything goes to {root}; the same command continues.")
+    log.info(f"{plan_text(tier, slots(workers))}\nEverything goes to {root}; the same command continues.")
     demos, results = root / "demos", root / "results"
     stated("1/4 collect")
     collect(demos, plan.pairs, workers=workers)
     store = Store.open(demos)
     stated("2/4 match")
-    usual = plan.recipe("memcorr")
-    caches = {(r.lifting, r.tie_break) for r in map(plan.recipe, plan.evaluations) if not r.visual}
-    main = (usual.lifting, usual.tie_break)
-    folders = {how: root / ("cache" if how == main else f"cache-{how[0]}-{how[1]}") for how in sorted(caches)}
-    for how, cache in folders.items():
-        rows_of: dict[str, Any] = {"pairs": usual.train_pairs, "rows": plan.rows, "workers": workers}
-        build_cache(store, cache, matcher, lifting=how[0], tie_break=how[1], **rows_of)
-    stated("3/4 expert and zeros, which judge the harness")
-    for scripted in ("expert", "zeros"):
+    caches = {kind: root / f"cache-{'-'.join(kind)}" for kind in sorted(plan.cache_kinds())}
+    train_pairs = next(iter(plan.entries())).recipe.train_pairs
+    for (lifting, tie_break), cache in caches.items():
+        rows_of: dict[str, Any] = {"pairs": train_pairs, "rows": plan.rows, "workers": workers}
+        build_cache(store, cache, matcher, lifting=lifting, tie_break=tie_break, **rows_of)
+    stated("3/4 who needs no training: expert and zeros judge the harness, replay and servo the policies")
+    for scripted in ("expert", "zeros", "replay", "servo"):
         evaluation = settled(judged(SHIFTS), matcher)
         evaluate_once(scripted, results / scripted, evaluation, plan.scenes, demos, workers=workers)
-    entries = []
-    for name, seed in [(name, seed) for seed in plan.seeds for name in plan.evaluations]:
-        recipe, evaluations = plan.recipe(name), tuple(settled(e, matcher) for e in plan.evaluations[name])
-        mixed = not recipe.visual and any(not evaluation.stage_one for evaluation in evaluations)
-        cache_of = folders[recipe.lifting, recipe.tie_break] if mixed else None
-        entries.append(Entry(recipe, seed, evaluations, cache_of))
+    entries = plan.entries(matcher, caches)
     stated(f"4/4 train and evaluate {len(entries)} policies")
     for _ in sweep(entries, root, demos, scenes=plan.scenes, workers=workers, threads=threads):
         page = write_report([results], results, matcher)

@@ -71,7 +71,7 @@ def checkpoints(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> d
     """Untrained policies with the statistics of real demonstrations."""
     root = tmp_path_factory.mktemp("checkpoints")
     normalisation = measure([dataset])
-    for name in ("memcorr", "motion", "visual-transformer", "visual-unet"):
+    for name in ("memcorr", "motion-literal", "visual-transformer", "visual-unet"):
         torch.manual_seed(0)
         experiment = EXPERIMENTS[name]
         update = experiment.total_updates

@@ -9,7 +9,7 @@ import pytest
 from memcorr.evaluation.episodes import EPISODES, read_episodes
 from memcorr.evaluation.evaluate import Subject, settle
 from memcorr.evaluation.intervention import Intervention
-from memcorr.reproduce import TIERS, reproduce, settled
+from memcorr.reproduce import TIERS, cost_of, plan_text, reproduce, settled
 from memcorr.show.story import watch
 from memcorr.show.video import write_video
 
@@ -19,7 +19,7 @@ def test_smoke_runs_every_verb_and_resumes(tmp_path: Path, caplog: pytest.LogCap
     caplog.set_level("INFO")
     page = reproduce("smoke", tmp_path, matcher="flow", workers=1)
     first = page.read_text()
-    assert "a few minutes" in caplog.messages[0]
+    assert "about 0.0 hours" in caplog.messages[0]
     files = {path: path.stat().st_mtime_ns for path in (tmp_path / "smoke").rglob("*.safetensors")}
     episodes = tmp_path / "smoke" / "results" / "memcorr-42" / EPISODES
     rows = read_episodes(episodes)
@@ -34,6 +34,17 @@ def test_smoke_runs_every_verb_and_resumes(tmp_path: Path, caplog: pytest.LogCap
     ]
     video = write_video(watch("expert", Intervention(), row, tmp_path / "smoke/demos"), tmp_path)
     assert video.read_bytes()[4:8] == b"ftyp" and video.stat().st_size > 20_000
+
+
+def test_the_cost_of_the_whole_paper_counts_a_shared_stage_one_once() -> None:
+    entries = TIERS["full"].entries()
+    costs = {e.name: cost_of(e, entries) for e in entries}
+    assert (costs["memcorr-literal-43"].updates, costs["memcorr-43"].updates) == (30_000, 10_000)
+    assert (costs["standard-literal-44"].updates, costs["visual-unet-42"].updates) == (20_000, 30_000)
+    assert "memcorr-cosine-43" not in costs and costs["memcorr-cosine-42"].updates == 20_000
+    assert costs["visual-transformer-42"].rollouts == 150 and costs["standard-literal-42"].rollouts == 300
+    printed = plan_text("full", 2)
+    assert printed.count("\n") == len(entries) + 2 and f"{sum(c.updates for c in costs.values()):,}" in printed
 
 
 @pytest.mark.parametrize("tier", TIERS)

@@ -144,8 +144,8 @@ def train(
     On several GPUs or machines: `torchrun -m memcorr train ...`; the processes share each batch.
 
     Args:
-        experiment: memcorr (ours), memcorr-literal (the paper's), memcorr-no-phase-errors (in between), standard,
-            motion, centroid, visual-transformer, visual-unet, their -cosine and -no-phase-errors variants,
+        experiment: memcorr (ours), memcorr-literal (the paper's) and its controls standard-literal, motion-literal and
+            centroid-literal, visual-transformer, visual-unet, memcorr-cosine, standard-cosine, visual-unet-cosine,
             memcorr-many (one policy for seven worlds), memcorr-measured (recordings of your own, no simulator truth),
             or debug.
         data: Demonstrations to train on; for memcorr-many, as for --cache and --disturbed, a folder with one for each
@@ -376,19 +376,24 @@ def reproduce(
     workers: Processes = CORES,
     threads: Processes = 1,
     cluster: Cluster = None,
+    dry_run: bool = False,
 ) -> None:
     """Collect, match, train, evaluate and report in order; the same command continues.
 
     Args:
-        tier: smoke runs every verb in minutes; cpu trains one seed of five policies;
-            full is the whole paper.
+        tier: smoke runs every verb in minutes; cpu trains one seed of five policies (about 18 core-hours); full is the
+            whole paper (about 110 core-hours of a machine without a GPU).
         out: Folder for everything that is made.
         matcher: embedded, romav2 or flow.
         workers: Processes of collection, matching and evaluation, and policies trained side by side.
         threads: Of training; 2 takes 60 % of the time where nothing else runs, and rounds differently.
         cluster: As for `memcorr collect`.
+        dry_run: Only print the runs, updates, rollouts, hours and disk space that it takes.
     """
     from ..cluster.pool import find_workers
-    from ..reproduce import reproduce
+    from ..reproduce import plan_text, reproduce
 
+    if dry_run:
+        print(plan_text(tier, workers))
+        return
     reproduce(tier, out, matcher, find_workers(cluster, workers), threads)

@@ -21,7 +21,7 @@ def demo(
     scene_seed: Seed = 0,
     workers: Processes = CORES,
 ) -> None:
-    """Watch the shipped policy follow one recording of a door and of a window, also disturbed: counts, videos, a page.
+    """Watch the learned policy follow a recording of a door, and the servo one of anything: counts, videos, a page.
 
     Args:
         out: Folder for everything that is made.

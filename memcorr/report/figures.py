@@ -5,6 +5,7 @@ Files are the same bytes for the same rollouts: no dates, fixed identifiers.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,13 +30,12 @@ from .statistics import paired_difference, percent, share
 COLOURS = {
     "memcorr": "#1f6fb4",
     "memcorr-literal": "#8fbbe0",
-    "motion-no-phase-errors": "#c7b1d8",
-    "centroid-no-phase-errors": "#dcb4b6",
     "visual-transformer": "#d9822b",
     "visual-unet": "#7a9a3a",
-    "motion": "#8e63b0",
-    "centroid": "#b0575a",
-    "standard": "#777777",
+    "visual-unet-cosine": "#b9cc8e",
+    "motion-literal": "#8e63b0",
+    "centroid-literal": "#b0575a",
+    "standard-literal": "#777777",
 }
 PAPER = Line2D([], [], linestyle="", marker="D", markerfacecolor="white", markeredgecolor="black", label="paper")
 SEED = Line2D([], [], linestyle="", marker="o", markerfacecolor="white", markeredgecolor="0.3", label="ours, one seed")
@@ -57,8 +57,11 @@ def seeds(episodes: Sequence[Episode]) -> list[tuple[int | None, list[Episode]]]
 
 
 def bars(axis: plt.Axes, lookup: Lookup, lines: Sequence[Line], title: str) -> None:
-    """Grouped by condition; pooled bars, per-seed circles, the paper's diamonds, successes/total inside."""
-    width = 0.8 / len(lines)
+    """Grouped by condition; pooled bars, per-seed circles, the paper's diamonds, successes/total inside. Lines of which
+    nothing was measured are left out."""
+    conditions = [cell.setting.condition for cell in lines[0].cells]
+    lines = [line for line in lines if any(lookup.of(cell.setting) for cell in line.cells)]
+    width = 0.8 / max(len(lines), 1)
     for i, line in enumerate(lines):
         for k, cell in enumerate(line.cells):
             x = k + (i - (len(lines) - 1) / 2) * width
@@ -68,9 +71,9 @@ def bars(axis: plt.Axes, lookup: Lookup, lines: Sequence[Line], title: str) -> N
     handles = [plt.Rectangle((0, 0), 1, 1, color=COLOURS[li.cells[0].setting.experiment]) for li in lines]
     names = [line.label[0] for line in lines]
     axis.legend([*handles, PAPER, SEED], [*names, "paper", "ours, one seed"], **BELOW)
-    names = [paper.CONDITION_NAMES[cell.setting.condition].replace(" ", "\n") for cell in lines[0].cells]
+    names = [paper.CONDITION_NAMES[condition].replace(" ", "\n") for condition in conditions]
     axis.set_xticks(range(len(names)), names)
-    axis.set(title=title, ylabel="success, %", ylim=(0, 112), xlim=(-0.5, len(lines[0].cells) - 0.5))
+    axis.set(title=title, ylabel="success, %", ylim=(0, 112), xlim=(-0.5, len(names) - 0.5))
     axis.set_yticks(range(0, 101, 20))
 
 
@@ -85,7 +88,6 @@ BELOW: dict[str, Any] = {
 
 def mark(axis: plt.Axes, x: float, width: float, episodes: Sequence[Episode], colour: str) -> None:
     if not episodes:
-        axis.text(x, 3, NOT_MEASURED, rotation=90, ha="center", va="bottom", color="0.55", fontsize=7.5)
         return
     axis.bar(x, percent(episodes), width * 0.92, color=colour, alpha=0.85)
     label = f"{sum(e.success for e in episodes)}/{len(episodes)}"
@@ -95,9 +97,6 @@ def mark(axis: plt.Axes, x: float, width: float, episodes: Sequence[Episode], co
     offsets = np.linspace(-0.25, 0.25, len(groups)) * width if len(groups) > 1 else [0.0]
     for offset, (_, rows) in zip(offsets, groups, strict=True):
         axis.plot(x + offset, percent(rows), "o", color="0.3", mfc="white", ms=3.5, zorder=5)
-
-
-NOT_MEASURED = "not measured"
 
 
 def main_comparison(lookup: Lookup) -> Figure:
@@ -121,7 +120,6 @@ def differences(axis: plt.Axes, lookup: Lookup) -> None:
                 axis.errorbar(c.points, y + 0.25, xerr=error, fmt="D", color="black", mfc="white", capsize=3)
             measured, at = paired_difference(lookup.of(c.ours), lookup.of(c.theirs)), y + recipes[c.ours.experiment]
             if measured is None:
-                axis.text(0, at, f"  {c.ours.experiment} {NOT_MEASURED}", color="0.55", va="center", fontsize=8)
                 continue
             error = np.maximum([[measured.points - measured.low], [measured.high - measured.points]], 0)  # of rounding
             axis.errorbar(measured.points, at, xerr=error, fmt="o", color=COLOURS[c.ours.experiment], capsize=3)
@@ -137,16 +135,17 @@ def differences(axis: plt.Axes, lookup: Lookup) -> None:
 
 
 def tasks(axis: plt.Axes, lookup: Lookup) -> None:
-    width = 0.8 / len(paper.BY_TASK)
-    for i, (_, setting, counts) in enumerate(paper.BY_TASK):
+    policies = [policy for policy in paper.BY_TASK if lookup.of(policy[1])]
+    width = 0.8 / max(len(policies), 1)
+    for i, (_, setting, counts) in enumerate(policies):
         for k, (task, theirs) in enumerate(zip(TASKS, counts, strict=True)):
-            x = k + (i - (len(paper.BY_TASK) - 1) / 2) * width
+            x = k + (i - (len(policies) - 1) / 2) * width
             rows = [e for e in lookup.of(setting) if e.task == task]
             mark(axis, x, width, rows, COLOURS[setting.experiment])
             if theirs is not None:
                 axis.plot(x, 100 * theirs / 75, "D", color="black", mfc="white", ms=5, zorder=4)
-    handles = [plt.Rectangle((0, 0), 1, 1, color=COLOURS[s.experiment]) for _, s, _ in paper.BY_TASK]
-    axis.legend([*handles, PAPER, SEED], [*(n for n, _, _ in paper.BY_TASK), "paper", "ours, one seed"], **BELOW)
+    handles = [plt.Rectangle((0, 0), 1, 1, color=COLOURS[s.experiment]) for _, s, _ in policies]
+    axis.legend([*handles, PAPER, SEED], [*(n for n, _, _ in policies), "paper", "ours, one seed"], **BELOW)
     axis.set_xticks(range(len(TASKS)), ["Opening", "Closing"])
     axis.set(title="(c) Combined shift by task", ylabel="success, %", ylim=(0, 112), xlim=(-0.5, 1.5))
     axis.set_yticks(range(0, 101, 20))
@@ -170,8 +169,6 @@ def objective(lookup: Lookup) -> Figure:
             pooled = [percent(rows) for rows in both]
             axis.plot([0, 1], pooled, "o-", color=colour, linewidth=2.5, label="ours, pooled (thin: seeds)")
             axis.set_xlabel(f"ours: correct − opposite {pooled[0] - pooled[1]:+.1f} points")
-        else:
-            axis.text(0.5, 5, f"ours {NOT_MEASURED}", color="0.55", ha="center")
         axis.set_xticks([0, 1], ["Correct\nreference", "Opposite\nreference"])
         axis.set(title=title, xlim=(-0.3, 1.3), ylim=(0, 104))
         axis.legend(loc="upper right", fontsize=7.5, frameon=False)
@@ -180,8 +177,10 @@ def objective(lookup: Lookup) -> Figure:
 
 
 def positions(lookup: Lookup) -> Figure:
-    """(a) Where the door stood and how the camera was turned, coloured by the main policy's success there; (b) training
-    scenes in blue, scenes of the combined shift in red; (c) one scene of the camera test."""
+    """(a) Where the door stood and how the camera was turned, coloured by success there of the published recipe, or of
+    ours as long as that one was not measured; (b) training scenes in blue, scenes of the combined shift in red; (c) one
+    scene of the camera test."""
+    policy = paper.MAIN if lookup.of(paper.MAIN) else paper.OURS
     figure = plt.figure(figsize=(12, 5.6), layout="constrained")
     parts: Any = figure.subfigures(2, 1, height_ratios=(3.7, 1.6))
     above, below = parts
@@ -189,7 +188,7 @@ def positions(lookup: Lookup) -> Figure:
     colours = matplotlib.colormaps["RdYlGn"]
     low, high = SPEC.band_train
     for axis, condition in zip(axes, ("boundary", "extreme", "camera", "combined"), strict=True):
-        rows = lookup.of(replace(paper.MAIN, condition=condition))
+        rows = lookup.of(replace(policy, condition=condition))
         axis.add_patch(plt.Rectangle((low, low), high - low, high - low, color="0.93", zorder=0))
         for scene in sorted({e.scene for e in rows}):
             here = [e for e in rows if e.scene == scene]
@@ -197,12 +196,14 @@ def positions(lookup: Lookup) -> Figure:
             colour = colours(percent(here) / 100)
             axis.plot(*here[0].u, marker, color=colour, mec="0.25", mew=0.6, ms=7)
         name = paper.CONDITION_NAMES[condition]
-        axis.set_title(f"{name}\n{percent(rows):.1f} % of {len(rows)}" if rows else f"{name}\n{NOT_MEASURED}")
+        axis.set_title(f"{name}\n{percent(rows):.1f} % of {len(rows)}" if rows else name)
         axis.set(xlim=(-0.04, 1.04), ylim=(-0.04, 1.04), xlabel="$u_x$", aspect="equal")
     axes[0].set_ylabel("$u_y$")
     scale = plt.cm.ScalarMappable(plt.Normalize(0, 100), colours)
     above.colorbar(scale, ax=axes, label="success, %", shrink=0.85, aspect=18)
-    above.supxlabel("(a)  grey: training band;  ◂ ▸ camera −15° / +15°, ● original", fontsize=8.5)
+    above.supxlabel(
+        f"(a)  {policy.experiment};  grey: training band;  ◂ ▸ camera −15° / +15°, ● original", fontsize=8.5
+    )
     _draw_scenes(below)
     return figure
 
@@ -222,30 +223,22 @@ def _draw_scenes(figure: SubFigure) -> None:
 def phase(lookup: Lookup) -> Figure:
     figure, axes = plt.subplots(1, 2, figsize=(8, 3.6), sharey=True, layout="constrained")
     labels = ("reference offset δ, frames (negative: lags)", "reference speed ρ")
-    floor, main = 80.0, paper.SYSTEMS[2].cells[0]
-    panels = zip(axes, PHASES, labels, "ab", strict=True)
-    for axis, what, label, letter in panels:
-        measured = [(value, share(lookup.of(setting))) for value, setting in lookup.phases("boundary", what)]
-        points = [(value, s) for value, s in measured if s is not None]
-        if points:
+    floor, main = 80.0, paper.REPRESENTATIONS[0].cells[0]
+    for axis, what, label, letter in zip(axes, PHASES, labels, "ab", strict=True):
+        for policy in (paper.MAIN, paper.OURS):
+            measured = [(value, share(lookup.of(setting))) for value, setting in lookup.phases(policy, what)]
+            points = [(value, s) for value, s in measured if s is not None]
+            if not points:
+                continue
             x = [value for value, _ in points]
             y = [s.percent for _, s in points]
             error = [[s.percent - s.low for _, s in points], [s.high - s.percent for _, s in points]]
-            look: dict[str, Any] = {"fmt": "o-", "color": COLOURS["memcorr"], "capsize": 3, "label": "memcorr (ours)"}
-            axis.errorbar(x, y, yerr=np.maximum(error, 0), **look)
+            look: dict[str, Any] = {"fmt": "o-", "color": COLOURS[policy.experiment], "label": policy.experiment}
+            axis.errorbar(x, y, yerr=np.maximum(error, 0), capsize=3, **look)
             axis.set_xticks(x)
             floor = min(floor, *(s.low - 5 for _, s in points))
-        if not points:
-            axis.text(0.5, 0.2, f"ours {NOT_MEASURED}", transform=axis.transAxes, ha="center", color="0.55")
-        default = 0 if what == "phase_offset" else 1
-        axis.plot(
-            default,
-            100 * (main.successes or 0) / main.n,
-            "D",
-            color="black",
-            mfc="white",
-            label="paper (default phase)",
-        )
+        default, theirs = 0 if what == "phase_offset" else 1, 100 * (main.successes or 0) / main.n
+        axis.plot(default, theirs, "D", color="black", mfc="white", label="paper (default phase)")
         axis.set(xlabel=label, title=f"({letter})")
         axis.legend(loc="lower left", fontsize=7.5, frameon=False)
     axes[0].set(ylabel="success, % (boundary extrapolation)", ylim=(max(0.0, floor), 101.5))
@@ -258,27 +251,40 @@ FIGURES: dict[str, Drawn] = {
     "objective": (objective, "Reference intervention at stage one, boundary extrapolation, ground-truth relations."),
     "positions": (
         positions,
-        "Position and viewpoint tests: (a) success of memcorr (ours) at every tested configuration; (b) training "
+        "Position and viewpoint tests: (a) success at every tested configuration; (b) training "
         "scenes and scenes of the combined shift; (c) the camera test turns only the query camera.",
     ),
     "phase": (
         phase,
         "Sensitivity to the reference phase, 95 % configuration-bootstrap intervals. memcorr was trained with phase "
-        "errors from −32 to 64 frames: all of these lie inside. Offsets and speeds: with the matcher's predecessor.",
+        "errors from −32 to 64 frames: all of these lie inside.",
     ),
 }
 
 
-def draw_all(lookup: Lookup, chosen: dict[str, Drawn], out: Path) -> dict[str, Path]:
-    """Writes OUT/NAME.png and OUT/NAME.svg; returns the SVGs."""
+def worth_drawing(lookup: Lookup, name: str) -> bool:
+    """Whether there is anything of ours in a figure of the paper."""
+    if name == "objective":
+        return any(lookup.of(line.cells[0].setting) for line in paper.OBJECTIVE)
+    if name == "phase":
+        return any(lookup.phases(policy, what) for policy in (paper.MAIN, paper.OURS) for what in PHASES)
+    return True
+
+
+def draw_all(lookup: Lookup, chosen: dict[str, Drawn], out: Path) -> dict[str, str]:
+    """Writes OUT/NAME.png; returns the same figures as SVG."""
     out.mkdir(exist_ok=True)
-    written = {}
+    drawn = {}
     for name, (draw, _) in chosen.items():
+        if not worth_drawing(lookup, name):
+            (out / f"{name}.png").unlink(missing_ok=True)
+            continue
         with matplotlib.rc_context(STYLE):
             figure = draw(lookup)
-            for suffix, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
-                with written_whole(out / f"{name}.{suffix}") as temporary:
-                    figure.savefig(temporary, format=suffix, dpi=150, metadata=metadata)
+            with written_whole(out / f"{name}.png") as temporary:
+                figure.savefig(temporary, format="png", dpi=150, metadata={"Software": None})
+            text = io.StringIO()
+            figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
             plt.close(figure)
-        written[name] = out / f"{name}.svg"
-    return written
+        drawn[name] = text.getvalue()
+    return drawn

@@ -11,10 +11,9 @@ import numpy as np
 from ..errors import UserError
 from ..evaluation.episodes import Episode
 from ..spec import DOOR, SPEC
-from .paper import MATCHED, Setting, settings
+from .paper import MAIN, MATCHED, OURS, Setting, settings
 
 STAND_INS = ("embedded", "romav2", "flow")  # who stands in for the paper's matcher, in order of preference
-PREDECESSOR = "embedded-door"  # our first matcher, which had practised on the door; it is no longer shipped
 PHASES = ("phase_offset", "phase_speed")
 MOVED = 0.01  # rad by which a door must have moved to have gone anywhere
 
@@ -52,33 +51,23 @@ class Lookup:
         return setting.showing(matcher=self.matcher) if setting.shown.matcher == MATCHED else setting
 
     def of(self, setting: Setting) -> list[Episode]:
-        """The rollouts of a setting, those of the matcher's predecessor if there are no others; or none."""
-        found = self._groups.get((self._meant(setting), self.scene_seed), [])
-        return found or self._groups.get((before(setting), self.scene_seed), [])
+        """The rollouts of a setting, or none."""
+        return self._groups.get((self._meant(setting), self.scene_seed), [])
 
-    def phases(self, condition: str, what: str) -> list[tuple[float, Setting]]:
-        """(offset or speed, setting) of the main policy, where it was measured with the other one at its default."""
-        values = {getattr(e.shown, what) for e in self.episodes if e.condition == condition}
-        settings = [(v, Setting(condition=condition).showing(**{what: v})) for v in sorted(values)]
-        return [(v, setting) for v, setting in settings if self.of(setting)]
+    def phases(self, policy: Setting, what: str) -> list[tuple[float, Setting]]:
+        """(offset or speed, setting) where the policy was measured with the other one at its default; none where only
+        the default was."""
+        values = {getattr(e.shown, what) for e in self.episodes if e.condition == policy.condition}
+        settings = [(v, policy.showing(**{what: v})) for v in sorted(values)]
+        found = [(v, setting) for v, setting in settings if self.of(setting)]
+        return found if len(found) > 1 else []
 
     def further(self) -> list[tuple[Setting, int, list[Episode]]]:
         """Groups of rollouts that no table or figure asks for."""
-        phases = {setting for what in PHASES for _, setting in self.phases("boundary", what)}
+        phases = {s for what in PHASES for policy in (MAIN, OURS) for _, s in self.phases(policy, what)}
         asked = {setting_of(rows[0]) for setting in settings() | phases if (rows := self.of(setting))}
         left = [key for key in self._groups if key not in {(s, self.scene_seed) for s in asked} and not beyond(key[0])]
         return [(*key, self._groups[key]) for key in sorted(left, key=_order)]
-
-
-def before(setting: Setting) -> Setting:
-    """The same setting as measured with the matcher's predecessor."""
-    matched = setting.shown.matcher == MATCHED
-    return setting.showing(matcher=PREDECESSOR, lifting="object") if matched else setting
-
-
-def of_predecessor(episodes: Sequence[Episode]) -> bool:
-    """Whether the old matcher stands behind them; tables mark it with a dagger."""
-    return any(e.shown.matcher == PREDECESSOR for e in episodes)
 
 
 def _order(key: tuple[Setting, int]) -> tuple:

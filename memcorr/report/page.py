@@ -1,14 +1,15 @@
 """`memcorr report`: every table and figure of the paper from `episodes.jsonl` files, and the error tables beside them.
 
-Writes REPORT.md, figures as PNG and SVG, and report.html, one self-contained page. The same rollouts
-give the same bytes.
+Writes REPORT.md, its figures as PNG, and report.html, one self-contained page. The same rollouts give
+the same bytes.
 """
 
 from __future__ import annotations
 
 import base64
 import html
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ..evaluation.episodes import find_episodes
@@ -19,14 +20,14 @@ from .figures import draw_all
 from .lookup import Lookup
 from .many import objects, reactions, strangers, swaps
 from .matching import Measured, in_all_worlds, like_for_like
+from .paper import settings
 from .robustness import baselines, curves, disturbances, worlds
 from .tables import Table, all_tables
 
 FIGURES = paper_figures.FIGURES | {
     "robustness": (
         curves,
-        "Success against the size of a sensor fault, door; 95 % intervals. Sizes outside the disturbed suite were "
-        "measured with the matcher's predecessor and not again.",
+        "Success against the size of a sensor fault, door; 95 % intervals.",
     ),
 }
 TITLE = "MemCorr-DP: measured beside published"
@@ -49,30 +50,48 @@ def introduction(lookup: Lookup) -> str:
         f"{lookup.scene_seed} and the matcher “{lookup.matcher}” where the paper uses RoMa v2. Brackets are 95 % "
         f"configuration-bootstrap intervals ({SPEC.resamples:,} resamples, percentile): they speak about "
         "configurations, given the trained models; where every rollout ends alike that interval is a point, and the "
-        "exact binomial one (Clopper–Pearson) stands there instead. Time-outs and rollouts with fallback decisions "
-        "count. Cells without rollouts say “not measured”. The matcher “embedded” has never seen an object of the ten "
-        "worlds; † marks rollouts with its predecessor, which had practised on this door."
+        "exact binomial one over configurations (Clopper–Pearson) stands there instead. Time-outs and rollouts with "
+        "fallback decisions count. The matcher “embedded” has never seen an object of the ten worlds." + missing(lookup)
     )
 
 
-def markdown(lookup: Lookup, tables: Sequence[Table]) -> str:
-    figures = "\n".join(f"![{caption}](figures/{name}.png)\n\n{caption}\n" for name, (_, caption) in FIGURES.items())
-    return f"# {TITLE}\n\n{introduction(lookup)}\n\n{figures}\n" + "\n".join(t.markdown() for t in tables)
+def missing(lookup: Lookup) -> str:
+    """Which policies of the paper's tables have no rollouts yet."""
+    asked = dict.fromkeys(setting.experiment for setting in sorted(settings(), key=lambda s: s.experiment))
+    lacking = [name for name in asked if not any(e.experiment == name for e in lookup.episodes)]
+    return f" Not measured yet, and absent below: {', '.join(lacking)}." if lacking else ""
 
 
-def page(lookup: Lookup, tables: Sequence[Table], figures: dict[str, Path]) -> str:
+def markdown(lookup: Lookup, tables: Sequence[Table], figures: Iterable[str]) -> str:
+    """Contents, tables, figures: what was measured first."""
+    contents = "\n".join(f"- [{t.title}](#{anchor(t.title)})" for t in tables)
+    pictures = "\n".join(f"![{FIGURES[name][1]}](figures/{name}.png)\n\n{FIGURES[name][1]}\n" for name in figures)
+    body = "\n".join(t.markdown() for t in tables)
+    return (
+        f"# {TITLE}\n\n{introduction(lookup)}\n\n{contents}\n- [Figures](#figures)\n\n{body}\n### Figures\n\n{pictures}"
+    )
+
+
+def anchor(title: str) -> str:
+    """What a heading of Markdown is linked by: lower case, no punctuation, hyphens for spaces."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
+def page(lookup: Lookup, tables: Sequence[Table], figures: dict[str, str]) -> str:
     """Everything inline, so that the file opens from disk and can be sent around alone."""
     images = []
-    for name, path in figures.items():
-        data, caption = base64.b64encode(path.read_bytes()).decode(), html.escape(FIGURES[name][1])
+    for name, svg in figures.items():
+        data, caption = base64.b64encode(svg.encode()).decode(), html.escape(FIGURES[name][1])
         image = f"<img alt='{caption}' src='data:image/svg+xml;base64,{data}'>"
         images.append(f"<figure>{image}<figcaption>{caption}</figcaption></figure>")
     return (
         f"<!doctype html>\n<html lang='en'><head><meta charset='utf-8'><title>{TITLE}</title>"
         f"<meta name='viewport' content='width=device-width'><style>{CSS}</style></head>\n<body><h1>{TITLE}</h1>\n"
-        f"<p>{html.escape(introduction(lookup))}</p>\n"
+        f"<p>{html.escape(introduction(lookup))}</p>\n<ul>\n"
+        + "\n".join(f"<li><a href='#{anchor(t.title)}'>{html.escape(t.title)}</a></li>" for t in tables)
+        + "\n</ul>\n"
+        + "\n".join(f"<section id='{anchor(t.title)}'>{t.html()}</section>" for t in tables)
         + "\n".join(images)
-        + "\n".join(table.html() for table in tables)
         + "</body></html>\n"
     )
 
@@ -98,6 +117,6 @@ def write_report(
         figures, tables = draw_all(lookup, FIGURES, folder / "figures"), complete(lookup, measured)
         if (elsewhere := strangers(found)) is not None:
             tables.append(elsewhere)
-        write_text(folder / "REPORT.md", markdown(lookup, tables))
+        write_text(folder / "REPORT.md", markdown(lookup, tables, figures))
         write_text(folder / "report.html", page(lookup, tables, figures))
     return folder / "report.html"

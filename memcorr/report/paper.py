@@ -54,36 +54,33 @@ def _row(label: tuple[str, ...], base: Setting, counts: Counts) -> Line:
     return Line(label, tuple(Cell(replace(base, condition=c), k, totals.get(c, 150)) for c, k in counts.items()))
 
 
-# Our recipe errs in phase in stage two, which the published one does not. The paper's numbers stand beside the
-# published recipe: `memcorr-literal`, to the letter; for the controls the one without phase errors.
-PUBLISHED = {
-    "memcorr": "memcorr-literal",
-    "motion": "motion-no-phase-errors",
-    "centroid": "centroid-no-phase-errors",
-}
+# The paper's numbers stand beside the published recipes alone, `-literal`, which lift points to the letter. Ours
+# differs in stage two: it errs in phase, and lifts points of one rigid motion.
+MAIN = Setting("memcorr-literal").showing(lifting="paper")
+TRUE = Setting("memcorr-literal").showing(matcher=GROUND_TRUTH)
+OURS = Setting("memcorr")
+MOTION = Setting("motion-literal").showing(matcher=NO_MATCHER)
+CENTROID = Setting("centroid-literal").showing(lifting="paper")
+TRANSFORMER = Setting("visual-transformer").showing(matcher=NO_MATCHER)
+UNET = Setting("visual-unet").showing(matcher=NO_MATCHER)
+UNET_COSINE = replace(UNET, experiment="visual-unet-cosine")
 
 
-def published(setting: Setting) -> Setting:
-    """The same rollouts of the published recipe, lifted to the letter where it was trained so."""
-    literal = setting.experiment == "memcorr"
-    named = replace(setting, experiment=PUBLISHED[setting.experiment])
-    return named.showing(lifting="paper") if literal and setting.shown.matcher == MATCHED else named
+def ours(setting: Setting) -> Setting:
+    """The same rollouts of our recipe."""
+    return replace(setting, experiment=OURS.experiment).showing(lifting=OURS.shown.lifting)
 
 
 def _both(label: str, base: Setting, counts: Counts, *more: str) -> tuple[Line, Line]:
     """The published recipe beside the paper's counts, then ours, which the paper does not have."""
-    theirs = _row((f"{label}, {PUBLISHED[base.experiment]}", *more), published(base), counts)
-    ours = tuple(Cell(replace(base, condition=c), None, 0) for c in counts)
-    return theirs, Line((f"{label}, {base.experiment} (ours)", *more), ours)
+    theirs = _row((f"{label}, {base.experiment}", *more), base, counts)
+    return theirs, _unpublished(f"{label}, {OURS.experiment} (ours)", ours(base), counts, *more)
 
 
-MAIN = Setting()
-TRUE = MAIN.showing(matcher=GROUND_TRUTH)
-MOTION = Setting("motion").showing(matcher=NO_MATCHER)
-CENTROID = Setting("centroid")
-TRANSFORMER = Setting("visual-transformer").showing(matcher=NO_MATCHER)
-UNET = Setting("visual-unet").showing(matcher=NO_MATCHER)
-BETWEEN = Setting("memcorr-no-phase-errors")
+def _unpublished(label: str, base: Setting, counts: Counts, *more: str) -> Line:
+    return Line((label, *more), tuple(Cell(replace(base, condition=c), None, 0) for c in counts))
+
+
 CONDITION_NAMES = {
     "validation": "Validation",
     "boundary": "Boundary extrapolation",
@@ -95,13 +92,14 @@ CONDITION_NAMES = {
 
 SYSTEMS = (
     _row(("Visual U-Net", "1.556M"), UNET, {"boundary": 274, "combined": 112}),
+    _unpublished("Visual U-Net, squared-cosine schedule", UNET_COSINE, {"boundary": None, "combined": None}, "1.556M"),
     _row(("Visual Transformer", "1.619M"), TRANSFORMER, {"boundary": 300, "combined": 132}),
     *_both("MemCorr-DP", MAIN, {"boundary": 292, "combined": 145}, "1.613M"),
 )
 REPRESENTATIONS = (
     *_both("Full relations", MAIN, {"boundary": 292, "combined": 145}),
-    *_both("Motion only", MOTION, {"boundary": 234, "combined": 114}),
-    *_both("Object centroid", CENTROID, {"boundary": 241, "combined": 117}),
+    _row(("Motion only",), MOTION, {"boundary": 234, "combined": 114}),
+    _row(("Object centroid",), CENTROID, {"boundary": 241, "combined": 117}),
 )
 
 
@@ -120,39 +118,27 @@ def _stage_one(training: str, label: str, correct: int, empty: int, opposite: in
     return tuple(_row((label, name), setting, {"boundary": k}) for (name, setting), k in counts)
 
 
-OBJECTIVE = _stage_one("standard", "Standard", 148, 76, 165) + _stage_one(
-    "memcorr", "Counterfactual paired", 224, 118, 26
+OBJECTIVE = _stage_one("standard-literal", "Standard", 148, 76, 165) + _stage_one(
+    "memcorr-literal", "Counterfactual paired", 224, 118, 26
 )
 # The relation policy with and without pairs, under a schedule that keeps and one that loses the action: stage one.
 SCHEDULES = {
-    ("standard", "linear (the paper's)"): "standard",
+    ("standard", "linear (the paper's)"): "standard-literal",
     ("standard", "squared cosine"): "standard-cosine",
-    ("paired", "linear (the paper's)"): "memcorr",
+    ("paired", "linear (the paper's)"): "memcorr-literal",
     ("paired", "squared cosine"): "memcorr-cosine",
 }
 REFERENCE = (
     *_both("Ground-truth relation, correct", TRUE, {"boundary": 277}),
     *_both("Matcher, correct", MAIN, {"boundary": 292}),
-    *_both("Empty relation", MAIN.showing(reference="empty", matcher=NO_MATCHER), {"boundary": 95}),
+    *_both("Empty relation", TRUE.showing(reference="empty", matcher=NO_MATCHER), {"boundary": 95}),
     *_both("Matcher, opposite", MAIN.showing(reference="opposite"), {"boundary": 5}),
 )
 STRONG = (
     *_both("Full relations, matcher", MAIN, {"extreme": 145, "camera": 148, "combined": 145}),
     *_both("Ground-truth correspondence", TRUE, {"extreme": 130, "camera": 150, "combined": 130}),
-    *_both("Motion only", MOTION, {"extreme": 113, "camera": 119, "combined": 114}),
-    *_both("Object centroid", CENTROID, {"extreme": None, "camera": None, "combined": 117}),
-)
-_EVERY_SHIFT: Counts = {"boundary": 292, "extreme": 145, "camera": 148, "combined": 145}
-RECIPES = (
-    _row(("memcorr-literal: to the letter",), published(MAIN), _EVERY_SHIFT),
-    Line(
-        ("memcorr-no-phase-errors: as published but for ties, lifting and residuals",),
-        tuple(Cell(replace(BETWEEN, condition=c), None, 0) for c in _EVERY_SHIFT),
-    ),
-    Line(
-        ("memcorr: ours, with phase errors in stage two",),
-        tuple(Cell(replace(MAIN, condition=c), None, 0) for c in _EVERY_SHIFT),
-    ),
+    _row(("Motion only",), MOTION, {"extreme": 113, "camera": 119, "combined": 114}),
+    _row(("Object centroid",), CENTROID, {"extreme": None, "camera": None, "combined": 117}),
 )
 PAIRING = (
     *_both("Correct pairing", TRUE, {"combined": 130}),
@@ -172,15 +158,13 @@ class Contrast:
 
 
 def _contrasts(name: str, theirs: Setting, given: dict[str, float], intervals: dict | None = None) -> list[Contrast]:
-    """Every recipe against one baseline: the published one beside the paper's numbers."""
+    """The published recipe beside the paper's numbers, and ours, against one baseline."""
     found = []
-    for ours in (published(MAIN), BETWEEN, MAIN):
-        for c in ("boundary", "extreme", "combined") if theirs is TRANSFORMER else ("boundary", "combined"):
-            label = f"{ours.experiment} − {name}, {CONDITION_NAMES[c].lower()}"
-            told = ours.experiment == PUBLISHED["memcorr"]
-            points, interval = (given.get(c), (intervals or {}).get(c)) if told else (None, None)
-            other = theirs if theirs.experiment not in PUBLISHED or ours is MAIN else published(theirs)
-            found.append(Contrast(label, replace(ours, condition=c), replace(other, condition=c), points, interval))
+    for policy in (MAIN, OURS):
+        for c in ("boundary", "combined"):
+            label = f"{policy.experiment} − {name}, {CONDITION_NAMES[c].lower()}"
+            points, interval = (given.get(c), (intervals or {}).get(c)) if policy is MAIN else (None, None)
+            found.append(Contrast(label, replace(policy, condition=c), replace(theirs, condition=c), points, interval))
     return found
 
 
@@ -199,7 +183,7 @@ CONTRASTS = (
     ),
     *(
         Contrast(f"Correct − opposite reference, final {s.experiment}", s, s.showing(reference="opposite"), points)
-        for s, points in ((published(MAIN), 95.67), (MAIN, None))
+        for s, points in ((MAIN, 95.67), (OURS, None))
     ),
 )
 
@@ -207,8 +191,8 @@ CONTRASTS = (
 BY_TASK = (
     ("Visual U-Net", replace(UNET, condition="combined"), (None, None)),
     ("Visual Transformer", replace(TRANSFORMER, condition="combined"), (57, 75)),
-    ("memcorr-literal", replace(published(MAIN), condition="combined"), (70, 75)),
-    ("memcorr (ours)", replace(MAIN, condition="combined"), (None, None)),
+    ("memcorr-literal", replace(MAIN, condition="combined"), (70, 75)),
+    ("memcorr (ours)", replace(OURS, condition="combined"), (None, None)),
 )
 
 # Matching on the way, RoMa v2: mean 3D error over decisions (mm), fallback decisions, decisions.
@@ -230,7 +214,7 @@ RANGES = {
 
 def settings() -> set[Setting]:
     """Every setting that a table or a figure asks for; those of the phase figure depend on what was measured."""
-    tables = (SYSTEMS, REPRESENTATIONS, OBJECTIVE, REFERENCE, STRONG, RECIPES, PAIRING)
+    tables = (SYSTEMS, REPRESENTATIONS, OBJECTIVE, REFERENCE, STRONG, PAIRING)
     asked = {cell.setting for table in tables for line in table for cell in line.cells}
     asked |= {setting for contrast in CONTRASTS for setting in (contrast.ours, contrast.theirs)}
     stage_one = (replace(TRUE, experiment=name, stage="stage-one") for name in SCHEDULES.values())

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from ..evaluation.episodes import Episode
 from ..evaluation.intervention import GROUND_TRUTH, NO_MATCHER
 from ..spec import DOOR, TEST_SETS, WORLD_TASKS, Lifting
-from .lookup import PREDECESSOR, Lookup
+from .lookup import Lookup
 from .paper import CONDITION_NAMES
 from .statistics import share
 from .tables import NOT_MEASURED, Table, ours
@@ -22,6 +22,7 @@ from .tables import NOT_MEASURED, Table, ours
 # Who stands in these tables, in order: the experiment of the rows and what they were shown.
 MANY = "memcorr-many"
 SEEING = (MANY, "servo")  # whose phase is by what is seen
+LIFTED: dict[str, Lifting] = {"memcorr-literal": "paper", "centroid-literal": "paper"}  # all others: rigid
 SCRIPTED = {"expert": NO_MATCHER, "zeros": NO_MATCHER, "replay-truth": GROUND_TRUTH}
 NAMES = {
     "expert": "Expert (sees everything)",
@@ -29,6 +30,7 @@ NAMES = {
     "replay-truth": "Replay, true displacement",
     "replay": "Replay, matcher",
     "servo": "Servo, not learned",
+    "memcorr-literal": "MemCorr-DP, as published",
     "memcorr": "MemCorr-DP, ours",
     MANY: "MemCorr-DP for many objects",
 }
@@ -54,10 +56,7 @@ class Contenders:
     """Rollouts by who made them, whatever the world, condition and disturbance."""
 
     def __init__(self, lookup: Lookup) -> None:
-        usual = [e for e in lookup.episodes if self._usual(e, lookup.matcher, "rigid")]
-        older = [e for e in lookup.episodes if self._usual(e, PREDECESSOR, "object")]
-        measured_anew = {self._who(e) for e in usual}
-        self.rows = usual + [e for e in older if self._who(e) not in measured_anew]
+        self.rows = [e for e in lookup.episodes if self._usual(e, lookup.matcher, LIFTED.get(e.experiment, "rigid"))]
         measured = {e.experiment for e in self.rows}
         rest = sorted(measured - NAMES.keys())
         self.names = [name for name in (*NAMES, *rest) if name in measured]
@@ -69,10 +68,6 @@ class Contenders:
         known = shown.matcher in (SCRIPTED.get(e.experiment, matcher), NO_MATCHER)
         timed = shown.usual_phase or (e.experiment in SEEING and shown.phase_from == "seen")
         return plain and known and timed and not shown.swap and e.stage in ("final", "scripted")
-
-    @staticmethod
-    def _who(e: Episode) -> tuple[str, str, str, str, int]:
-        return e.experiment, e.world, e.condition, e.disturbance, e.scene_seed
 
     def of(self, name: str, world: str, condition: str, disturbance: str, scene_seed: int | None) -> list[Episode]:
         wanted = (name, world, condition, disturbance)
@@ -172,8 +167,6 @@ def curves(lookup: Lookup) -> Figure:
                 color=colour,
                 label=_name(name),
             )
-        if not axis.has_data():
-            axis.text(0.5, 0.5, NOT_MEASURED, transform=axis.transAxes, ha="center", color="0.55")
         axis.set(xlabel=label, ylim=(-3, 104))
     for axis in panels[:, 0]:
         axis.set_ylabel("success, % (door, training positions)")

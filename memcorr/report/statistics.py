@@ -30,7 +30,7 @@ class Share:
     percent: float
     low: float
     high: float
-    exact: bool = False  # binomial (Clopper-Pearson), where all end alike and the bootstrap knows no spread
+    exact: bool = False  # binomial over configurations, where all end alike and the bootstrap knows no spread
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,8 @@ def share(episodes: Sequence[Episode]) -> Share | None:
     means = configuration_means((configuration(e), float(e.success)) for e in episodes)
     successes, n = sum(e.success for e in episodes), len(episodes)
     if successes in (0, n):
-        return Share(successes, n, percent(episodes), *clopper_pearson(successes, n), exact=True)
+        alike = len(means) if successes else 0
+        return Share(successes, n, percent(episodes), *clopper_pearson(alike, len(means)), exact=True)
     return Share(successes, n, percent(episodes), *bootstrap_interval(100 * means))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,12 +14,11 @@ from ..evaluation.intervention import Intervention
 from ..spec import SPEC, TASKS
 from ..worlds.scenes import demonstration_scenes
 from . import paper
-from .lookup import PHASES, Lookup, door_follows, first_chunk_follows, matching, of_predecessor
+from .lookup import PHASES, Lookup, door_follows, first_chunk_follows, matching
 from .paper import Cell, Line
 from .statistics import paired_difference, percent, share
 
-NOT_MEASURED = "not measured"
-DAGGER = " †"  # measured with the matcher's predecessor
+NOT_MEASURED = "not measured"  # a cell of a row in which something else was; other rows are left out
 
 
 @dataclass(frozen=True)
@@ -69,9 +68,8 @@ def ours(episodes: Sequence[Episode]) -> str:
     measured = share(episodes)
     if measured is None:
         return NOT_MEASURED
-    mark = DAGGER if of_predecessor(episodes) else ""
     kind = " exact" if measured.exact else ""
-    return f"{count(measured.successes, measured.n)} [{measured.low:.1f}, {measured.high:.1f}{kind}]{mark}"
+    return f"{count(measured.successes, measured.n)} [{measured.low:.1f}, {measured.high:.1f}{kind}]"
 
 
 def against(episodes: Sequence[Episode], cell: Cell) -> str:
@@ -82,13 +80,16 @@ def against(episodes: Sequence[Episode], cell: Cell) -> str:
 
 
 def comparison(lookup: Lookup, title: str, caption: str, labels: tuple[str, ...], lines: Sequence[Line]) -> Table:
-    """Three columns per condition: the paper, ours with its interval, the difference."""
+    """Three columns per condition: the paper, ours with its interval, the difference. A line of which nothing was
+    measured is left out."""
     names = [paper.CONDITION_NAMES[cell.setting.condition] for cell in lines[0].cells]
     header = [*labels]
     for name in names:
         header += [f"{name}: paper", f"{name}: ours [95 %]", "Δ points"]
     rows = []
     for line in lines:
+        if not any(lookup.of(cell.setting) for cell in line.cells):
+            continue
         row = [*line.label]
         for cell in line.cells:
             episodes = lookup.of(cell.setting)
@@ -102,16 +103,13 @@ def comparison(lookup: Lookup, title: str, caption: str, labels: tuple[str, ...]
 def contrasts(lookup: Lookup) -> Table:
     rows = []
     for c in paper.CONTRASTS:
-        rows_of = lookup.of(c.ours), lookup.of(c.theirs)
-        measured = paired_difference(*rows_of)
+        measured = paired_difference(lookup.of(c.ours), lookup.of(c.theirs))
+        if measured is None:
+            continue
         theirs = "–" if c.points is None else f"{c.points:+.2f}"
         theirs += f" [{c.interval[0]:.2f}, {c.interval[1]:.2f}]" if c.interval else ""
-        if measured is None:
-            rows.append((c.label, theirs, NOT_MEASURED, "–", "–"))
-            continue
         left_out = f"{measured.n}" + (f" ({measured.unmatched} without partner)" if measured.unmatched else "")
-        mark = DAGGER if any(map(of_predecessor, rows_of)) else ""
-        value = f"{measured.points:+.2f} [{measured.low:.2f}, {measured.high:.2f}]{mark}"
+        value = f"{measured.points:+.2f} [{measured.low:.2f}, {measured.high:.2f}]"
         gap = "–" if c.points is None else f"{measured.points - c.points:+.2f}"
         rows.append((c.label, theirs, value, gap, left_out))
     return Table(
@@ -125,6 +123,8 @@ def contrasts(lookup: Lookup) -> Table:
 def by_task(lookup: Lookup) -> Table:
     rows = []
     for name, setting, counts in paper.BY_TASK:
+        if not lookup.of(setting):
+            continue
         row = [name]
         for task, theirs in zip(TASKS, counts, strict=True):
             episodes = [e for e in lookup.of(setting) if e.task == task]
@@ -135,31 +135,37 @@ def by_task(lookup: Lookup) -> Table:
 
 
 def diagnostics(lookup: Lookup) -> Table:
+    policies = [p for p in (paper.MAIN, paper.OURS) if lookup.of(p)]
+
+    def followed(episodes: Sequence[Episode], test: Callable[[Episode], bool]) -> str:
+        return count(sum(map(test, episodes)), len(episodes)) if episodes else NOT_MEASURED
+
     rows: list[tuple[str, ...]] = []
     for condition, (error, fallbacks, decisions) in paper.MATCHING.items():
         name = paper.CONDITION_NAMES[condition].lower()
-        measured = matching(lookup.of(replace(paper.MAIN, condition=condition)))
-        mean = NOT_MEASURED if measured.mean_error_mm is None else f"{measured.mean_error_mm:.2f} mm"
-        rows.append((f"Mean 3D correspondence error, {name}", f"{error:.2f} mm", mean))
-        ours_count = f"{measured.fallbacks}/{measured.decisions}" if measured.decisions else NOT_MEASURED
-        rows.append((f"Fallback decisions, {name}", f"{fallbacks}/{decisions}", ours_count))
-    opposite = lookup.of(paper.MAIN.showing(reference="opposite"))
+        measured = [matching(lookup.of(replace(p, condition=condition))) for p in policies]
+        means = [NOT_MEASURED if m.mean_error_mm is None else f"{m.mean_error_mm:.2f} mm" for m in measured]
+        rows.append((f"Mean 3D correspondence error, {name}", f"{error:.2f} mm", *means))
+        counts = [f"{m.fallbacks}/{m.decisions}" if m.decisions else NOT_MEASURED for m in measured]
+        rows.append((f"Fallback decisions, {name}", f"{fallbacks}/{decisions}", *counts))
     for label, test in (("first chunk", first_chunk_follows), ("final door displacement", door_follows)):
-        mine = count(sum(map(test, opposite)), len(opposite)) if opposite else NOT_MEASURED
-        rows.append((f"Opposite reference: {label} follows it", count(paper.FOLLOWING[label], 300), mine))
+        mine = [followed(lookup.of(p.showing(reference="opposite")), test) for p in policies]
+        rows.append((f"Opposite reference: {label} follows it", count(paper.FOLLOWING[label], 300), *mine))
     for training, lines, theirs in (
         ("standard", paper.OBJECTIVE[:3], "not reported"),
         ("paired", paper.OBJECTIVE[3:], f"{count(600, 600)}, derived: 300 of each reference"),
     ):
         episodes = [e for line in lines for e in lookup.of(line.cells[0].setting) if e.shown.reference != "empty"]
-        mine = count(sum(map(first_chunk_follows, episodes)), len(episodes)) if episodes else NOT_MEASURED
-        rows.append((f"Stage one, {training}: first chunk follows the supplied reference", theirs, mine))
+        if episodes and policies:  # one stage one for all of them
+            same = ("the same",) * (len(policies) - 1)
+            label = f"Stage one, {training}: first chunk follows the supplied reference"
+            rows.append((label, theirs, followed(episodes, first_chunk_follows), *same))
     return Table(
         "Diagnostics",
         "Computed after the rollouts from simulator truth; no policy sees them. A first chunk follows a direction when "
         "it is closer, by cosine, to the scripted expert's first chunk of that task in the same scene.",
-        ("Quantity", "paper", "ours"),
-        tuple(rows),
+        ("Quantity", "paper", *(p.experiment for p in policies)),
+        tuple(rows) if policies else (),
     )
 
 
@@ -169,6 +175,8 @@ def schedules(lookup: Lookup) -> Table:
     for (training, schedule), experiment in paper.SCHEDULES.items():
         base = replace(paper.TRUE, experiment=experiment, stage="stage-one")
         shown = [lookup.of(setting) for setting in paper.interventions(base).values()]
+        if not any(shown):
+            continue
         referenced = [e for episodes in (shown[0], shown[2]) for e in episodes]
         follow = count(sum(map(first_chunk_follows, referenced)), len(referenced)) if referenced else NOT_MEASURED
         rows.append((training, schedule, *map(ours, shown), follow))
@@ -208,15 +216,16 @@ def ranges(lookup: Lookup) -> Table:
 
 def phases(lookup: Lookup) -> Table:
     rows = []
-    for what, label in zip(PHASES, ("Offset {:+.0f} frames", "Speed × {:.2f}"), strict=True):
-        measured = lookup.phases("boundary", what)
-        rows += [(label.format(value), ours(lookup.of(setting))) for value, setting in measured]
+    for policy in (paper.MAIN, paper.OURS):
+        for what, label in zip(PHASES, ("offset {:+.0f} frames", "speed × {:.2f}"), strict=True):
+            measured = lookup.phases(policy, what)
+            rows += [(policy.experiment, label.format(value), ours(lookup.of(setting))) for value, setting in measured]
     return Table(
         "Sensitivity to the reference phase",
-        "Boundary extrapolation, memcorr (our recipe): ±16 frames lie inside what it was trained on (−32 to 64). "
-        "The paper shows these as a figure only: tolerant of moderate mismatch, lower at +16.",
-        ("Phase", "ours [95 %]"),
-        tuple(rows) or (("any", NOT_MEASURED),),
+        "Boundary extrapolation. memcorr was trained with phase errors from −32 to 64 frames, so that ±16 lie inside; "
+        "memcorr-literal was not. The paper shows these as a figure only: tolerant of moderate mismatch, lower at +16.",
+        ("Policy", "Phase", "success [95 %]"),
+        tuple(rows),
     )
 
 
@@ -244,10 +253,10 @@ def further(lookup: Lookup) -> Table | None:
 
 
 def all_tables(lookup: Lookup) -> tuple[list[Table], list[Table]]:
-    """The paper's, and the one of all further measurements if there are any."""
+    """The paper's, those of which something was measured, and the one of all further measurements if there are any."""
     matcher = (
         f"Ours matches with “{lookup.matcher}” where the paper uses RoMa v2. The paper's numbers stand beside the "
-        "published recipe; “memcorr” is our own, with phase errors in stage two."
+        "published recipes, “-literal”; “memcorr” is our own, which differs from memcorr-literal in stage two."
     )
     tables = [
         comparison(lookup, "Complete policy systems", matcher, ("Method", "Params"), paper.SYSTEMS),
@@ -265,13 +274,6 @@ def all_tables(lookup: Lookup) -> tuple[list[Table], list[Table]]:
         ),
         comparison(lookup, "Reference condition (final policies)", matcher, ("Condition",), paper.REFERENCE),
         comparison(lookup, "Stronger shifts", matcher, ("Condition",), paper.STRONG),
-        comparison(
-            lookup,
-            "Three recipes",
-            "What separates ours from the paper's, step by step; the paper's numbers belong to the first.",
-            ("Recipe",),
-            paper.RECIPES,
-        ),
         schedules(lookup),
         comparison(
             lookup,
@@ -285,4 +287,4 @@ def all_tables(lookup: Lookup) -> tuple[list[Table], list[Table]]:
         ranges(lookup),
     ]
     rest = further(lookup)
-    return tables, [rest] if rest else []
+    return [table for table in tables if table.rows], [rest] if rest else []

@@ -1,4 +1,5 @@
-"""`memcorr demo`: the shipped policy follows one recording each of a door and of a window, also when disturbed.
+"""`memcorr demo`: a learned policy follows one recording of a door; the servo, which learned nothing, follows one of a
+window and of a handle, also when disturbed.
 
 Records the reference demonstrations, rolls out chapter by chapter, and leaves videos and one self-contained page
 that explains what was seen.
@@ -49,13 +50,14 @@ class Chapter:
     references: tuple[ReferenceChoice, ...] = ("correct",)
     disturbance: str = ""
     swap: int = 0
+    policy: str = ""  # instead of the one that the demonstration is of
 
 
 CHAPTERS: tuple[Chapter, ...] = (
-    Chapter("a door, elsewhere and seen from another side", DOOR, references=("correct", "opposite")),
-    Chapter("a window, which it never trained on", "window", references=("correct", "opposite")),
-    Chapter("a drawer is set back to its start on the way", "drawer", "boundary", disturbance="set-back"),
-    Chapter("another reference is handed over in mid-episode", DOOR, "boundary", swap=48),
+    Chapter("learned policy: a door, elsewhere and seen from another side", DOOR, references=("correct", "opposite")),
+    Chapter("servo, not learned: a window", "window", policy=SERVO),
+    Chapter("servo: a handle is set back on the way", "handle", "boundary", disturbance="set-back", policy=SERVO),
+    Chapter("servo: another reference in mid-episode", "handle", "boundary", swap=48, policy=SERVO),
 )
 
 
@@ -75,12 +77,13 @@ def tell(out: Path, policy: str, scenes: int, scene_seed: int, workers: int) -> 
     """Records, rolls out, films and writes down."""
     counts, stories, videos = [], [], []
     for chapter in CHAPTERS:
+        who = chapter.policy or policy
         data = out / ("demos" if chapter.world == DOOR else f"demos-{chapter.world}")
         collect(data, pairs=1, seed=0, workers=1, world=chapter.world)
         for choice in chapter.references:
-            shown = usual(policy, Intervention(reference=choice, swap=chapter.swap))
+            shown = usual(who, Intervention(reference=choice, swap=chapter.swap))
             rows = evaluate(
-                policy,
+                who,
                 out,
                 conditions=[chapter.condition],
                 shown=shown,
@@ -92,7 +95,7 @@ def tell(out: Path, policy: str, scenes: int, scene_seed: int, workers: int) -> 
                 workers=workers,
             )
             counts += [count(rows, chapter, choice, task) for task in WORLD_TASKS[chapter.world]]
-            stories.append(watch(policy, shown, rows[0], data))
+            stories.append(watch(who, shown, rows[0], data))
             videos.append(write_video(stories[-1], out))
             log.info("\n".join(sentence(c) for c in counts[-2:]))
     strip = filmstrip(stories, out / "demo.jpg")

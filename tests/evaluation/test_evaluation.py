@@ -388,9 +388,9 @@ def test_meaningless_interventions_are_refused(checkpoints: dict[str, str], stor
         ("expert", Intervention(reference="opposite"), "follows no reference"),
         (checkpoints["visual-unet"], Intervention(reference="empty"), "never trained without"),
         (checkpoints["visual-transformer"], Intervention(phase_offset=8), "no phase"),
-        (checkpoints["motion"], Intervention(pairing="permuted"), "no point pairs"),
+        (checkpoints["motion-literal"], Intervention(pairing="permuted"), "no point pairs"),
         (checkpoints["memcorr"], Intervention(matcher="magic"), "unknown matcher"),
-        (checkpoints["motion"], Intervention(phase_from="seen"), "needs a policy with pairs"),
+        (checkpoints["motion-literal"], Intervention(phase_from="seen"), "needs a policy with pairs"),
         (checkpoints["memcorr"], Intervention(phase_from="seen", phase_offset=8), "no other phase"),
     ):
         with pytest.raises(UserError, match=message):
@@ -415,7 +415,7 @@ def test_visual_and_motion_policies_decide_without_a_matcher(
     decisions = [
         Decision(Job(scene, task), 0, 0, world.observe(), world.T_world_object, world.robot_state) for task in TASKS
     ]
-    for name in ("motion", "visual-transformer", "visual-unet"):
+    for name in ("motion-literal", "visual-transformer", "visual-unet"):
         subject = find_subject(checkpoints[name])
         plans = {}
         for reference in ("correct", "opposite"):

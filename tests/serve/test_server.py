@@ -256,7 +256,7 @@ def test_only_policies_that_follow_a_reference_are_served(checkpoints: dict[str,
 
 
 def test_motion_alone_is_served_without_a_matcher(checkpoints: dict[str, str], store: Store) -> None:
-    policy, demonstration = load_policy(checkpoints["motion"]), store.demonstration(0, "open")
+    policy, demonstration = load_policy(checkpoints["motion-literal"]), store.demonstration(0, "open")
     inference, frame = Inference(policy, load_matcher("flow")), demonstration.frame(0)
     assert inference.matcher is None
     (plan,) = inference.plan([Look(frame, ServedReference(demonstration, None), 24)])

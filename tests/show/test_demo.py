@@ -40,7 +40,7 @@ def test_page_tells_the_rollouts(
     checkpoints: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    swapped = dataclasses.replace(CHAPTERS[3], condition="combined")
+    swapped = dataclasses.replace(CHAPTERS[3], world="door", condition="combined", policy="")
     monkeypatch.setattr(module, "CHAPTERS", (dataclasses.replace(CHAPTERS[0], references=("opposite",)), swapped))
     page = demo(tmp_path, checkpoints["memcorr"], scenes=1, scene_seed=3, workers=1)
     assert len(re.findall(r"done \d/1", caplog.text)) == 4

@@ -165,7 +165,7 @@ def test_without_a_cache_stage_one_is_the_end_until_there_is_one(
 def test_stage_two_of_another_recipe_may_follow_the_same_stage_one(
     store: Store, cached: Path, uninterrupted: Path, tmp_path: Path
 ) -> None:
-    assert [e.name for e in EXPERIMENTS.values() if e.begins_like(MAIN)] == ["memcorr", "memcorr-no-phase-errors"]
+    assert [e.name for e in EXPERIMENTS.values() if e.begins_like(MAIN)] == ["memcorr", "memcorr-literal"]
     other, stage_one = dataclasses.replace(TINY, name="other", phase_errors=None), uninterrupted / "stage-one"
     train(TINY, store.root, 42, tmp_path / "same", cached, stage_one=stage_one)
     assert_same_weights(tmp_path / "same", uninterrupted)
@@ -224,7 +224,9 @@ def test_validation_is_reported_apart_for_standard_and_paired(store: Store, tmp_
     assert list((tmp_path / "run/tensorboard").iterdir())
 
 
-@pytest.mark.parametrize("name", ["visual-transformer", "visual-unet", "motion", "centroid", "standard"])
+@pytest.mark.parametrize(
+    "name", ["visual-transformer", "visual-unet", "motion-literal", "centroid-literal", "standard-literal"]
+)
 def test_every_experiment_trains(name: str, store: Store, cached: Path, tmp_path: Path) -> None:
     experiment = dataclasses.replace(EXPERIMENTS[name], train_pairs=2, batch=8, updates=(2, 2))
     train(experiment, store.root, 42, tmp_path / "run", cached)
