@@ -284,7 +284,7 @@ def test_weights_that_are_no_numbers_are_never_written(tmp_path: Path) -> None:
 def test_files_without_a_checksum_are_read(tmp_path: Path) -> None:
     import memcorr
 
-    old = ROOT / "results/memcorr-42"
+    old = ROOT / "memcorr/policy/shipped"
     assert SEAL not in bytes(content_of(old / "model.safetensors"))
     assert memcorr.load_policy(old).design.name == "memcorr"
     assert len(find_episodes([ROOT / "results/zeros"])) > 0

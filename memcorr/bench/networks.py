@@ -47,7 +47,7 @@ def _chunks(size: int, generator: torch.Generator) -> torch.Tensor:
 
 
 def train_step() -> Case:
-    """One standard update (one condition in ten dropped) and one paired update, batch 128.
+    """One standard update (one condition in ten dropped) and one paired update (64 draws of 80 pairs), batch 128.
 
     The baseline runs in a process of its own, because ours also tunes the process's allocator.
     """
@@ -80,10 +80,12 @@ def _training_inputs() -> tuple[list[Batch], ActionTransformer]:
     """The same two batches and the same fresh network in every process."""
     g = torch.Generator().manual_seed(0)
     batches = []
-    for dropped in (MAIN.condition_dropout, 0.0):
+    pairs, drawn = torch.randint(0, SPEC.train_pairs, (MAIN.batch // 2,), generator=g).unique(return_inverse=True)
+    repeated = torch.cat([drawn, drawn + len(pairs)])
+    for size, dropped, context in ((MAIN.batch, MAIN.condition_dropout, None), (2 * len(pairs), 0.0, repeated)):
         t = torch.randint(0, SPEC.diffusion_steps, (MAIN.batch,), generator=g)
-        condition = random_condition(MAIN.batch, dropped=dropped)
-        batches.append(Batch(_chunks(MAIN.batch, g), t, condition, _chunks(MAIN.batch, g)))
+        condition = random_condition(size, dropped=dropped)
+        batches.append(Batch(_chunks(MAIN.batch, g), t, condition, _chunks(MAIN.batch, g), context))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return batches, ActionTransformer()

@@ -131,7 +131,7 @@ class StraightforwardTraining:
 
     def step(self, batch: Batch) -> float:
         self.optimizer.zero_grad()
-        loss = F.mse_loss(self.network(batch.z_t, batch.t, batch.condition), batch.eps)
+        loss = F.mse_loss(self.network(batch.z_t, batch.t, batch.conditions), batch.eps)
         loss.backward()
         nn.utils.clip_grad_norm_(self.network.parameters(), self.experiment.gradient_norm)
         self.optimizer.step()

@@ -44,6 +44,12 @@ class Batch:
         return Batch(self.z_t.to(device), self.t.to(device), self.condition.to(device), self.eps.to(device), context)
 
     @property
+    def conditions(self) -> Condition:
+        """As `condition`, repeated where several chunks share one: B rows."""
+        rows = torch.arange(len(self.condition)).repeat_interleave(self.chunks_per_row)
+        return self.condition[rows if self.context is None else self.context]
+
+    @property
     def chunks_per_row(self) -> int:
         """Chunks that stay together when the batch is divided."""
         return 1 if self.context is not None else len(self.t) // len(self.condition)
@@ -127,10 +133,11 @@ class Batches:
         x_open, x_close = chunks.repeat_interleave(noises, 0).chunk(2)
         z_t, eps_open, eps_close = paired_noise(x_open, x_close, eps, t, self.experiment.schedule)
         targets = self._target(x_open, eps_open, t), self._target(x_close, eps_close, t)
-        listed, context = self._distinct(pair)
-        if context is not None:
-            listed, context = np.concatenate([listed, listed + pairs]), np.concatenate([context, context + len(listed)])
-            context = torch.from_numpy(context.repeat(noises))
+        listed, equals = self._distinct(pair)
+        context = None
+        if equals is not None:
+            context = torch.from_numpy(np.concatenate([equals, equals + len(listed)]).repeat(noises))
+            listed = np.concatenate([listed, listed + pairs])
             rows, matches = rows[listed], matches[listed]
         condition = self.condition(rows, matches, turn=both)
         return Batch(torch.cat([z_t, z_t]), torch.cat([t, t]), condition, torch.cat(targets), context)

@@ -12,9 +12,11 @@ from memcorr.correspondence.cache import Cache
 from memcorr.demos.store import Store
 from memcorr.errors import UserError
 from memcorr.policy.diffusion import paired_noise, q_sample
+from memcorr.policy.transformer import ActionTransformer
 from memcorr.training.batches import Batches
 from memcorr.training.dataset import Dataset, measure
 from memcorr.training.experiments import EXPERIMENTS, MAIN, Experiment
+from memcorr.training.loop import loss_of
 from memcorr.training.mixture import Mixture, source_counts
 
 SMALL = dataclasses.replace(MAIN, train_pairs=2, batch=32)
@@ -92,7 +94,7 @@ def test_paired_directions_share_everything_but_reference_motion_and_target(
     batches = make_batches(dataset, cache=cache if cached else None)
     batch = batches.paired(np.random.default_rng(0), 64)
     opening, closing = slice(0, 64), slice(64, 128)
-    c = batch.condition
+    c = batch.conditions
     for shared in (batch.z_t, batch.t, c.state, c.keep):
         assert torch.equal(shared[opening], shared[closing])
     assert batch.t.min() >= 80 and batch.t.max() <= 99
@@ -102,6 +104,27 @@ def test_paired_directions_share_everything_but_reference_motion_and_target(
     # Geometry, masks and confidences are shared; only fields 7:9, the future motion, are the task's own.
     assert same.tolist() == [True] * 6 + [False] * 3 + [True] * 9
     assert not torch.allclose(batch.eps[opening], batch.eps[closing])
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_repeated_condition_is_listed_once_and_changes_no_gradient(
+    dataset: Dataset, cache: Cache, cached: bool
+) -> None:
+    """Two pairs, drawn 64 times. In stage two a corruption of its own makes a draw another one: 16 of them."""
+    batch = make_batches(dataset, cache=cache if cached else None).paired(np.random.default_rng(0), 64)
+    assert len(batch.condition) == (2 * (2 + 2 + 16) if cached else 2 * 2) and len(batch.conditions) == 128
+    torch.manual_seed(0)
+    network = ActionTransformer()
+    gradients = []
+    for same in (batch, dataclasses.replace(batch, condition=batch.conditions, context=None)):
+        network.zero_grad()
+        loss_of(network, same).backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in network.parameters() if p.grad is not None]))
+    assert (gradients[0] - gradients[1]).abs().max() < 1e-5 * gradients[1].abs().max()
+    part = batch[40:100]
+    assert torch.equal(part.z_t, batch.z_t[40:100]) and torch.equal(
+        part.conditions.state, batch.conditions.state[40:100]
+    )
 
 
 def test_paired_targets_belong_to_their_direction(dataset: Dataset) -> None:
@@ -174,7 +197,7 @@ def test_a_cache_of_other_data_is_refused(dataset: Dataset, cache: Cache) -> Non
 def test_visual_batches_hold_image_task_and_state(dataset: Dataset) -> None:
     batches = make_batches(dataset, dataclasses.replace(EXPERIMENTS["visual-transformer"], train_pairs=2))
     batch = batches.paired(np.random.default_rng(0), 4)
-    image, task = batch.condition.image, batch.condition.task
+    image, task = batch.conditions.image, batch.conditions.task
     assert batch.condition.tokens is None and image is not None and task is not None
     assert image.shape == (8, 5, 64, 64) and torch.equal(image[:4], image[4:])  # one shared start
     assert task.tolist() == [[1, 0]] * 4 + [[0, 1]] * 4

@@ -47,6 +47,14 @@ def cached(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> Path:
     return Path("cache")
 
 
+@pytest.fixture
+def cached_literally(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same, lifted as in the paper."""
+    literal = dataclasses.replace(cache, lifting="paper")
+    monkeypatch.setattr(training, "read_cache", lambda folder, store: literal)
+    return Path("cache")
+
+
 def contents(folder: Path) -> dict[str, str]:
     files = sorted(p for p in folder.rglob("*") if p.is_file())
     return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
@@ -227,9 +235,9 @@ def test_validation_is_reported_apart_for_standard_and_paired(store: Store, tmp_
 @pytest.mark.parametrize(
     "name", ["visual-transformer", "visual-unet", "motion-literal", "centroid-literal", "standard-literal"]
 )
-def test_every_experiment_trains(name: str, store: Store, cached: Path, tmp_path: Path) -> None:
+def test_every_experiment_trains(name: str, store: Store, cached_literally: Path, tmp_path: Path) -> None:
     experiment = dataclasses.replace(EXPERIMENTS[name], train_pairs=2, batch=8, updates=(2, 2))
-    train(experiment, store.root, 42, tmp_path / "run", cached)
+    train(experiment, store.root, 42, tmp_path / "run", cached_literally)
     assert read_tensors(tmp_path / "run/model.safetensors")[1]["update"] == "4"
 
 
