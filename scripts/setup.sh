@@ -1,14 +1,20 @@
 #!/usr/bin/env bash
-# Virtual environment, the package with its test tools, the OpenGL libraries for headless rendering, and a browser for
-# the tests of `memcorr lab`.
+# `setup.sh core`: virtual environment, the package, and the OpenGL libraries for headless rendering.
+# `setup.sh dev`: also every extra, the test tools, and a browser for the tests of `memcorr lab`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+
+case "${1:-}" in
+    core) package=. ;;
+    dev) package='.[dev]' ;;
+    *) echo "setup: say what for: setup.sh core (to use it) or setup.sh dev (to test it)" >&2; exit 2 ;;
+esac
 
 python=${PYTHON:-python3}
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "setup: Python 3.11 or newer is needed (set PYTHON=...)" >&2; exit 2; }
 [ -x .venv/bin/pip ] || "$python" -m venv .venv || { echo "setup: venv is missing: apt-get install python3-venv" >&2; exit 2; }
 # torch 2.13.0 is the build that the committed results were made with; any from 2.11 on will do.
-.venv/bin/pip install --quiet --editable '.[dev]' "${TORCH:-torch==2.13.0}"
+.venv/bin/pip install --quiet --editable "$package" "${TORCH:-torch==2.13.0}"
 
 if [ "$(id -u)" = 0 ]; then as=; elif sudo -n true 2>/dev/null; then as=sudo; else as=no; fi
 command -v apt-get >/dev/null || as=no
@@ -26,7 +32,7 @@ if [ "$(uname)" = Linux ] && ! gl; then
 fi
 
 browser() { command -v chromium || command -v chromium-browser || command -v google-chrome; }
-if [ "$(uname)" = Linux ] && ! browser >/dev/null; then
+if [ "$1" = dev ] && [ "$(uname)" = Linux ] && ! browser >/dev/null; then
     # Without one nothing is lost but a test: it skips itself.
     { [ "$as" != no ] && $as apt-get update -qq && $as apt-get install -y -qq chromium; } >/dev/null 2>&1 ||
         echo "setup: no Chromium, so the lab's page stays untested; to change that: sudo apt-get install -y chromium"

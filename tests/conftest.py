@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +15,13 @@ from memcorr.policy.checkpoint import write_model
 from memcorr.training.dataset import Dataset, load_dataset, measure
 from memcorr.training.experiments import EXPERIMENTS, Config, Experiment
 from memcorr.worlds.world import World
+from tests.costs import (  # noqa: F401
+    kept,
+    pytest_fixture_setup,
+    pytest_runtest_call,
+    pytest_runtest_makereport,
+    pytest_runtest_setup,
+)
 
 # Started in the background, a shell lets Ctrl-C be ignored, here and in every process started from here.
 with contextlib.suppress(ValueError):  # not the main thread
@@ -36,11 +42,9 @@ def world() -> World:
 
 
 @pytest.fixture(scope="session")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """Two real pairs, recorded by two workers."""
-    root: Path = tmp_path_factory.mktemp("demos") / "store"
-    collect(root, pairs=2, workers=2)
-    return Store.open(root)
+def store() -> Store:
+    """Two real pairs, recorded by two workers. Not to be written to: it is kept."""
+    return Store.open(kept("store", "memcorr.demos", lambda root: collect(root, pairs=2, workers=2)))
 
 
 @pytest.fixture(scope="session")

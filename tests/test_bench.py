@@ -30,6 +30,7 @@ def test_ours_and_the_baseline_take_turns_and_times_are_per_item() -> None:
     assert result.ratio == result.baseline_ms / result.ours_ms
 
 
+@pytest.mark.long
 def test_a_decision_is_the_plain_ways_for_any_policy_that_is_named() -> None:
     case = replan(str(Path(__file__).parents[1] / "results" / "memcorr-many-42"))  # compares the plans itself
     result = measure("replan", Case(case.ours, case.baseline, case.baseline_name, rounds=1))

@@ -132,7 +132,7 @@ def memcorr(*arguments: str, cwd: Path, **environment: str) -> subprocess.Comple
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "environment",
     [
@@ -153,7 +153,7 @@ def test_where_nothing_can_be_drawn_one_line_says_so(environment: dict[str, str]
     assert result.stderr.count("\n") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "line", ["matcher evaluate validation --matcher flow", "evaluate shipped --scenes 0", "demo --scenes 1"]
 )

@@ -20,17 +20,19 @@ def run(name: str, *arguments: str) -> str:
     return result.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_policy_runs_on_the_packages_own_environment(store: Store) -> None:
     out = run("follow_reference.py", "--show", "close", "--seed", "7", "--references", str(store.root))
     assert "done after" in out.splitlines()[-1] and "points matched" in out
 
 
+@pytest.mark.long
 def test_a_matcher_of_ones_own(store: Store) -> None:
     lines = run("own_matcher.py", "--data", str(store.root), "--every", "60").splitlines()
     assert [line.split()[0] for line in lines] == ["patches", "embedded"]
 
 
+@pytest.mark.long
 def test_an_audit_tells_a_deaf_policy_from_an_attentive_one(store: Store) -> None:
     attentive, deaf = run("own_policy_audit.py", "--data", str(store.root), "--scenes", "5").splitlines()
     assert attentive.startswith("attentive: listens (online: success, correct minus opposite +100")

@@ -14,7 +14,7 @@ from memcorr.show.story import watch
 from memcorr.show.video import write_video
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_smoke_runs_every_verb_and_resumes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     page = reproduce("smoke", tmp_path, matcher="flow", workers=1)

@@ -394,7 +394,7 @@ def test_what_a_sweep_puts_beside_its_rows_it_puts_there_alone(tmp_path: Path, m
     assert {path.name for path in rows.iterdir()} == {sweep.CONFIG, sweep.METRICS}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_many_simultaneous_matches_leave_one_whole_cache(store: Store, tmp_path: Path) -> None:
     from memcorr.correspondence.cache import build_cache, read_cache
 
@@ -548,7 +548,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_practice_scenes_are_the_same_after_another_one_in_the_same_process(tmp_path: Path) -> None:
     """One worker frees a scene's GL context and makes the next. Two have a process for each scene, or, if one of
     them comes late, the other order."""

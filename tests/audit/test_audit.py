@@ -33,6 +33,7 @@ def tapes(store: Store) -> dict[str, Demonstration]:
     return {task: store.demonstration(0, task) for task in TASKS}
 
 
+@pytest.mark.long
 def test_rollouts_tell_who_listens(world: World, tapes: dict[str, Demonstration]) -> None:
     environment = WorldEnvironment("door", "validation", scenes=range(80, 85))
     attentive = of_trials(list(audit_online(TapeRecorder(), environment, tapes)), "")
@@ -61,7 +62,7 @@ class Clock:
         return chunk
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_any_gymnasium_environment_will_do_and_noise_is_paired(tapes: dict[str, Demonstration]) -> None:
     def make(task: str) -> PairEnv:
         return PairEnv("door", task, "validation")
@@ -135,7 +136,7 @@ def test_committed_rollouts_can_be_audited(tmp_path: Path) -> None:
     assert "standard: listens" in page and "data:image/png" in page and "14/100" in page
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ours_is_audited_as_it_is_evaluated(
     store: Store, checkpoints: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,7 +25,7 @@ PLUGIN = ROOT / "lerobot_policy_memcorr"
 CODE = "observation.environment_state"
 PYTHON = os.environ.get("MEMCORR_LEROBOT_PYTHON", "")
 needs_lerobot = pytest.mark.skipif(not PYTHON, reason="MEMCORR_LEROBOT_PYTHON names no Python that has lerobot 0.6")
-pytestmark = [needs_lerobot, pytest.mark.slow]
+pytestmark = [needs_lerobot, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from memcorr.evaluation.episodes import EPISODES, read_episodes
 from tests.cluster.conftest import BIN, ROOT, Cluster
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_lines_of_the_readme_run(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     (block,) = re.findall(r"## Beyond this machine\n.*?```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)

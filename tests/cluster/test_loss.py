@@ -25,7 +25,7 @@ def training(out: Path) -> int:
     return len(list(out.glob(f"runs/*/{LOCK}")))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_node_killed_on_the_way_changes_nothing(
     verb: str, cluster: Cluster, command: Command, alone: Alone, tmp_path: Path
@@ -45,7 +45,7 @@ def test_a_node_killed_on_the_way_changes_nothing(
     assert not list(out.rglob(LOCK))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_job_killed_on_the_way_changes_nothing(verb: str, command: Command, alone: Alone, tmp_path: Path) -> None:
     pytest.importorskip("submitit")

@@ -64,14 +64,14 @@ def jobs_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workers:
     return find_workers(LOCAL_JOBS, 2)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_results_come_in_units_and_nothing_is_left(jobs_of_ours: Workers, tmp_path: Path) -> None:
     assert sorted(spread(squares, range(5), jobs_of_ours, 2)) == [(n, n * n, str(tmp_path)) for n in range(5)]
     assert list(spread(squares, [], jobs_of_ours)) == []
     assert not list(tmp_path.rglob("runs/jobs"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_errors_are_those_of_a_local_run(jobs_of_ours: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"^no 3$"):
         list(spread(refusing, [3], jobs_of_ours))
@@ -82,7 +82,7 @@ def test_errors_are_those_of_a_local_run(jobs_of_ours: Workers, monkeypatch: pyt
         list(spread(dying, [0], jobs_of_ours))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_another_version_elsewhere_is_refused(jobs_of_ours: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = pool.program()
     monkeypatch.setattr(pool, "program", lambda: {**ours, "torch": "1.0"})
@@ -90,7 +90,7 @@ def test_another_version_elsewhere_is_refused(jobs_of_ours: Workers, monkeypatch
         list(spread(squares, [1], jobs_of_ours))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_whoever_stops_listening_leaves_no_job_behind(jobs_of_ours: Workers, tmp_path: Path) -> None:
     results = spread(sleeping, [0, 1], jobs_of_ours)
     assert next(results) == 0
@@ -99,7 +99,7 @@ def test_whoever_stops_listening_leaves_no_job_behind(jobs_of_ours: Workers, tmp
     assert not [line for line in lines if "submitit" in line]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_demonstrations_and_matches_are_the_same_bytes(jobs_of_ours: Workers, store: Store, tmp_path: Path) -> None:
     from memcorr.correspondence.cache import build_cache
     from memcorr.demos.collect import collect

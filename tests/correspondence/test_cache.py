@@ -26,6 +26,7 @@ from memcorr.demos.store import Store
 from memcorr.errors import UserError
 from memcorr.files import write_json
 from memcorr.spec import SPEC
+from tests.costs import kept
 
 
 def test_rows_are_all_of_frame_zero_and_distinct_others() -> None:
@@ -84,11 +85,16 @@ def test_error_table(store: Store, cache_folder: Path) -> None:
     assert "79.62" in beside_the_paper(table)
 
 
-def test_cache_of_other_demonstrations_is_refused(store: Store, cache_folder: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    collect(other, pairs=2, seed=5, workers=2)
+@pytest.fixture(scope="module")
+def other() -> Store:
+    return Store.open(kept("other", "memcorr.demos", lambda root: collect(root, pairs=2, seed=5, workers=2)))
+
+
+def test_cache_of_other_demonstrations_is_refused(
+    store: Store, other: Store, cache_folder: Path, tmp_path: Path
+) -> None:
     with pytest.raises(UserError, match="other demonstrations"):
-        read_cache(cache_folder, Store.open(other))
+        read_cache(cache_folder, other)
     with pytest.raises(UserError, match="other settings, weights or demonstrations"):
         build_cache(store, cache_folder, "flow", pairs=2, rows=61)
     with pytest.raises(UserError, match="memcorr match"):

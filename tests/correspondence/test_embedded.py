@@ -174,6 +174,7 @@ def test_without_trust_there_is_no_answer(store: Store) -> None:
     assert not matches.valid.any() and np.isfinite(matches.p_live).all() and not matches.confidence.any()
 
 
+@pytest.mark.long
 def test_nothing_that_is_evaluated_was_practised() -> None:
     """The weights say what they have practised on; no scene, mesh or texture is one of the ten worlds."""
     with safe_open(WEIGHTS, "np") as file:

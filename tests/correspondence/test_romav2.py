@@ -176,7 +176,7 @@ def assert_equal(got: tuple[Any, Any], published: dict[str, Tensor]) -> None:
 
 
 @needs_package
-@pytest.mark.slow
+@pytest.mark.long
 def test_equals_the_published_match_at_full_size(both: SimpleNamespace) -> None:
     both.ours.model.H_lr = both.ours.model.W_lr = 320
     try:
@@ -186,7 +186,7 @@ def test_equals_the_published_match_at_full_size(both: SimpleNamespace) -> None:
 
 
 @needs_package
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_reference_serves_many_queries(both: SimpleNamespace) -> None:
     """RoMa v2 writes into the features it is given: the kept ones must stay as they were."""
     encodings = both.ours.encode(np.stack([A, B]))

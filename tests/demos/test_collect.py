@@ -213,7 +213,7 @@ def undisturbed(faking: None, tmp_path: Path) -> dict[str, bytes]:
     return contents(tmp_path / "undisturbed")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_full_disk_is_told_in_one_line_and_nothing_is_published(
     full_disk: str, collector: Collector, undisturbed: dict[str, bytes]
 ) -> None:
@@ -277,7 +277,7 @@ def test_a_second_ctrl_c_right_after_the_first_does_not_hang(collector: Collecto
     assert not collector.processes()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_real_thing_continues_after_sigterm_with_the_same_bytes(store: Store, tmp_path: Path) -> None:
     """`python -m memcorr`, with the simulator and a GL context in each worker, in the middle of its work."""
     collector = Collector(["-m", "memcorr"], tmp_path / "demos")

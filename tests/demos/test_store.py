@@ -36,6 +36,7 @@ def copy(store: Store, tmp_path: Path) -> Path:
     return shutil.copytree(store.root, tmp_path / "copy")
 
 
+@pytest.mark.long
 def test_same_bytes_for_one_worker_and_after_a_kill(store: Store, tmp_path: Path) -> None:
     """One worker instead of two, killed with SIGKILL in the middle, then continued: the same files."""
     root = tmp_path / "again"

@@ -54,7 +54,7 @@ def references(view: View, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_reference_is_followed_through_another_camera_with_carried_masks(
     view: View, references: Path, tmp_path: Path
 ) -> None:

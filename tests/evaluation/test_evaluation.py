@@ -88,6 +88,7 @@ def test_one_scene_alone_gives_the_same_rows(
     assert rows_of(tmp_path) == [e for e in rows_of(one_worker) if (e.scene, e.task) == (1, "close")]
 
 
+@pytest.mark.long
 def test_a_killed_run_continues_without_repeating_or_losing(tmp_path: Path) -> None:
     """Killed with two workers in the middle, then its last line cut in half by hand."""
     whole = tmp_path / "whole"
@@ -427,7 +428,7 @@ def test_visual_and_motion_policies_decide_without_a_matcher(
         assert not np.array_equal(actions(plans["correct"][0]), actions(plans["opposite"][0]))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_shipped_policy_does_as_the_reference_shows(store: Store, tmp_path: Path) -> None:
     """Two fresh scenes of the combined shift, both tasks, right and opposite reference."""
     assert find_subject("shipped").stage == "final"
@@ -444,7 +445,7 @@ def test_the_shipped_policy_does_as_the_reference_shows(store: Store, tmp_path: 
         assert all(first_chunk_follows(row) for row in rows)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_phase_may_come_from_what_is_seen(store: Store, tmp_path: Path) -> None:
     """A policy that was trained on a clock does as well where nothing disturbs it; any weights will do."""
     own = tmp_path / "mine.safetensors"

@@ -41,7 +41,6 @@ def following(store: Store, task: str) -> Guide:
     return Guide(one[task], {"memcorr": policy, "replay": ReplayController(one, Intervention())})
 
 
-@pytest.mark.slow
 def test_nobody_interfering_it_is_the_rollout_that_evaluation_judges(store: Store, world: World) -> None:
     guide = following(store, "close")
     job = Job(SCENE, "close")
@@ -55,7 +54,7 @@ def test_nobody_interfering_it_is_the_rollout_that_evaluation_judges(store: Stor
     assert [lane.success for lane in episode.now.lanes] == [True, True]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_reference_swapped_in_mid_episode_is_followed_from_its_start(store: Store, world: World) -> None:
     """And an answer is for the lane that asked: matches, phase and error are there for the policy."""
     first, other = following(store, "open"), following(store, "close")
@@ -156,7 +155,6 @@ def test_shapes_are_where_the_camera_sees_them(name: str) -> None:
     assert np.abs(np.concatenate([corners.min(axis=0), corners.max(axis=0)]) - box).max() < 3
 
 
-@pytest.mark.slow
 def test_an_episode_becomes_a_video_and_an_rrd(store: Store, world: World, tmp_path: Path) -> None:
     from rerun.chunk import RrdReader
 

@@ -120,7 +120,7 @@ def step_of(text: str) -> int:
     return int(found[1])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_person_clicks_through_an_episode(
     lab: tuple[subprocess.Popen, str, Path], page: Any, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:

@@ -125,7 +125,7 @@ def test_an_empty_reference_is_a_dropped_condition(folders: dict[str, Path], sto
     assert np.array_equal(chunks[1], chunks[2]) and not np.array_equal(chunks[0], chunks[1])
 
 
-@pytest.mark.parametrize("name", ["memcorr", "memcorr-many"])
+@pytest.mark.parametrize("name", ["memcorr", pytest.param("memcorr-many", marks=pytest.mark.long)])
 def test_a_follower_plans_what_the_rollout_plans(
     name: str, folders: dict[str, Path], store: Store, world: World
 ) -> None:
@@ -155,6 +155,7 @@ def test_a_follower_plans_what_the_rollout_plans(
         memcorr.load_policy(folders["visual-unet"]).follow(store.demonstration(0, "open"))
 
 
+@pytest.mark.long
 def test_an_exchanged_reference_is_taken_up_as_in_a_rollout(
     folders: dict[str, Path], store: Store, world: World
 ) -> None:

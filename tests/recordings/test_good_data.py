@@ -17,7 +17,7 @@ from memcorr.worlds.scenes import demonstration_scenes
 from memcorr.worlds.world import World
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("world", WORLD_TASKS)
 def test_no_false_alarm_in_any_world(world: str, tmp_path: Path) -> None:
     """As it is, with the camera turned, and with the depth of a real camera: noise, and a tenth of it missing."""

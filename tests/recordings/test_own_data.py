@@ -45,7 +45,7 @@ def test_a_missing_extra_is_asked_for(package: str, verb: str, tmp_path: Path) -
     assert "pip install 'memcorr[" in out and len(out.splitlines()) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_command_of_the_page_runs(
     commands: list[list[str]],
     stranger: Callable[..., Path],

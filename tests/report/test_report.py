@@ -255,6 +255,7 @@ def test_following_is_judged_against_the_supplied_reference() -> None:
     assert not door_follows(dataclasses.replace(row, final_joint=-0.7854)), "a door that stood still follows nobody"
 
 
+@pytest.mark.long
 def test_the_report_is_the_same_bytes_and_self_contained(tmp_path: Path) -> None:
     rows = [*rollouts(Setting(condition="combined"), 120), *rollouts(Setting(), 300)]
     rows += [*rollouts(Setting().showing(phase_offset=16), 200), *rollouts(paper.OBJECTIVE[0].cells[0].setting, 150)]
@@ -275,6 +276,7 @@ def test_the_report_is_the_same_bytes_and_self_contained(tmp_path: Path) -> None
         assert (tmp_path / "out-a" / file).read_bytes() == (tmp_path / "out-b" / file).read_bytes(), file
 
 
+@pytest.mark.long
 def test_the_committed_report_follows_from_the_committed_rollouts(tmp_path: Path) -> None:
     results = Path(__file__).parents[2] / "results"
     write_report([results], tmp_path)

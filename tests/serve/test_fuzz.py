@@ -215,7 +215,7 @@ def behave(
     return tally
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_nonsense_harms_nobody(store: Store, expected: Expected, tmp_path: Path) -> None:
     frames = [store.demonstration(1, task).frame(10) for task in ("open", "close")]
     seen = [observation_of(frame) for frame in frames]

@@ -81,7 +81,7 @@ def program(server: Server, key: str | None) -> str:
     return text.replace(address, f'WebsocketClientPolicy("127.0.0.1", {server.port}, api_key={key!r})')
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_openpis_client_closes_the_door_swaps_the_reference_and_brings_its_own(
     openpi: Path, server: Server, world: World, store: Store, tmp_path: Path
 ) -> None:

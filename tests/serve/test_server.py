@@ -19,6 +19,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
+from memcorr.cli import main
 from memcorr.correspondence.matcher import load_matcher
 from memcorr.demos.store import Store
 from memcorr.errors import UserError
@@ -43,7 +44,7 @@ def seen(frame: Frame) -> dict[str, Any]:
     return observation_of(frame)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_client_gets_the_bits_of_its_own_reference_in_any_company(
     server: Server, expected: Expected, frame: Frame, seen: dict
 ) -> None:
@@ -135,7 +136,9 @@ def test_health_is_told_to_anybody_and_plans_to_those_with_the_key(server: Serve
         urllib.request.urlopen(f"http://127.0.0.1:{server.port}/")
 
 
-def test_an_open_address_needs_a_good_key(tmp_path: Path) -> None:
+def test_an_open_address_needs_a_good_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(UserError, match=r"0\.0\.0\.0 is open to others: give --key-file"):
         Settings(host="0.0.0.0")
     with pytest.raises(UserError, match="at least 16"):
@@ -145,9 +148,11 @@ def test_an_open_address_needs_a_good_key(tmp_path: Path) -> None:
         (("--host", "0.0.0.0"), "open to others"),
         (("--key-file", str(tmp_path / "none")), "cannot be read"),
     ):
-        command = [sys.executable, "-m", "memcorr", "serve", *options]
-        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        assert result.returncode == 2 and words in result.stderr and result.stderr.count("\n") == 1, result.stderr
+        monkeypatch.setattr(sys, "argv", ["memcorr", "serve", *options])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        told = capsys.readouterr().err
+        assert stop.value.code == 2 and words in told and told.count("\n") == 1, told
 
 
 IMPATIENT = """
@@ -160,7 +165,7 @@ serve_policy("shipped", Path(sys.argv[1]), "embedded", settings)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_limits_hold_and_the_end_is_clean(store: Store, seen: dict, tmp_path: Path) -> None:
     """Long messages, slow senders, too many clients, a damaged file, a taken port, SIGTERM: one after the other."""
     shutil.copytree(store.root, tmp_path / "store")

@@ -35,7 +35,7 @@ def test_goal_band_is_where_the_flag_is_true(world: World) -> None:
                 assert world.success(task) == (low < settled < high), (task, settled)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_page_tells_the_rollouts(
     checkpoints: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -39,7 +39,7 @@ def test_a_flipped_bit_is_noticed_in_files_of_every_kind(tmp_path: Path) -> None
     assert refused > 0.9 * TIMES * len(kinds), refused
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks for processes in /proc")
 @pytest.mark.parametrize("part", SOME)
 def test_nothing_breaks_it(part: str, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -31,23 +32,26 @@ from memcorr.worlds.disturbances import Disturbance
 from memcorr.worlds.expert import act, begin
 from memcorr.worlds.scenes import demonstration_scenes, disturb, disturbed_scenes
 from memcorr.worlds.world import shared_world
+from tests.costs import kept
 
 MANY = EXPERIMENTS["memcorr-many"]
 SMALL = dataclasses.replace(MANY, train_pairs=2, worlds=("door", "drawer"), batch=8, references=1)
 
 
 @pytest.fixture(scope="module")
-def folders(store: Store, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Two worlds: demonstrations, recordings that recover, and what a real matcher measured."""
-    root = tmp_path_factory.mktemp("many")
-    made = {name: root / name for name in ("worlds", "disturbed", "cache")}
-    made["worlds"].mkdir()
-    (made["worlds"] / "door").symlink_to(store.root)
-    collect(made["worlds"] / "drawer", pairs=2, workers=1, world="drawer")
-    for world in SMALL.worlds:
-        collect(made["disturbed"] / world, pairs=2, workers=1, world=world, disturbed=True)
-        build_cache(Store.open(made["worlds"] / world), made["cache"] / world, "embedded", pairs=2, rows=12, workers=1)
-    return made
+def folders(store: Store) -> dict[str, Path]:
+    """Two worlds: demonstrations, recordings that recover, and what a real matcher measured. Not to be written to."""
+
+    def build(root: Path) -> None:
+        worlds = root / "worlds"
+        shutil.copytree(store.root, worlds / "door")
+        collect(worlds / "drawer", pairs=2, workers=1, world="drawer")
+        for world in ("door", "drawer"):
+            collect(root / "disturbed" / world, pairs=2, workers=1, world=world, disturbed=True)
+            build_cache(Store.open(worlds / world), root / "cache" / world, "embedded", pairs=2, rows=12, workers=1)
+
+    made = kept("many", "memcorr.correspondence", build)
+    return {path.name: path for path in made.iterdir()}
 
 
 @pytest.fixture(scope="module")
@@ -268,7 +272,6 @@ def test_several_noises_of_one_context_are_as_good_as_one_each(door: Dataset, fo
     assert torch.allclose(together, apart, atol=1e-5)
 
 
-@pytest.mark.slow
 def test_the_recipe_trains_and_validates_per_world(folders: dict[str, Path], tmp_path: Path) -> None:
     recipe = dataclasses.replace(SMALL, train_pairs=1, updates=(4, 2))
     with pytest.raises(UserError, match="other data"):  # measured with two pairs, whose references differ
@@ -319,7 +322,6 @@ def test_relative_actions_are_the_recorded_ones_again(door: Dataset, folders: di
     assert np.allclose(normalisation.original_action(nobody), door.windows.chunk[rows], atol=1e-6)
 
 
-@pytest.mark.slow
 def test_the_servo_reacts_without_having_learned(store: Store, tmp_path: Path) -> None:
     shown = usual("servo", Intervention(matcher="ground-truth"))
     assert shown.phase_from == "seen"

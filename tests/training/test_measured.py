@@ -114,6 +114,7 @@ def test_every_row_is_matched_as_in_a_rollout(recorded: Store, seen: Measured) -
         assert np.allclose(seen.matches.p_ref[first + k], matches.p_ref, atol=1e-6)
 
 
+@pytest.mark.long
 def test_the_matcher_disagrees_with_itself_by_about_its_error(store: Store, tmp_path: Path) -> None:
     """Where a simulator knows the truth, the sizes can be compared: the true error is never a training input."""
     root = tmp_path / "known"
@@ -193,7 +194,6 @@ def test_an_action_moves_the_hand_as_far_as_it_was_seen_to(recorded: Store) -> N
     assert any("no displacements" in line for line in said)
 
 
-@pytest.mark.slow
 def test_recordings_train_a_policy_that_follows_them(
     recorded: Store, matched: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -216,7 +216,7 @@ def test_recordings_train_a_policy_that_follows_them(
         train(dataclasses.replace(RECIPE, phase="elapsed"), recorded.root, 42, tmp_path / "no", matched)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_other_widths_more_tasks_and_no_pairs_train_too(
     store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -78,7 +78,7 @@ def torchrun(*arguments: str, processes: int = 2) -> None:
     assert result.stdout.count("finished after") == 1, result.stdout  # one of them speaks
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_train_what_one_trains_and_resume_to_the_same_bits(store: Store, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     build_cache(store, cache, "flow", pairs=2, rows=16, workers=1)

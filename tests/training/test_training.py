@@ -101,7 +101,7 @@ def uninterrupted(store: Store, cache: Cache, tmp_path_factory: pytest.TempPathF
     return out
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "moment", ["any", 3, 9, 10]
 )  # 3rd file: a state; 9th: stage one's model; 10th: stage two's first state

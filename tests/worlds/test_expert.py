@@ -18,7 +18,7 @@ def everything(seed: int) -> list[Scene]:
     return demonstration_scenes(seed) + [s for c in TESTS for s in evaluation_scenes(c, seed)]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [0, 7])
 def test_expert_reaches_and_holds_every_configuration(world: World, seed: int) -> None:
     """Of the 100 demonstration and 125 test scenes of seed 0 every second, of those of seed 7 every fifth."""

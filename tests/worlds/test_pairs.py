@@ -32,7 +32,7 @@ def scene(name: str, u: tuple[float, float] = (0.5, 0.5), index: int = 0) -> Sce
     return Scene("camera", index, 0, u, world=name)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "task"), BOTH)
 def test_the_flags_are_meta_worlds_own(name: str, task: str) -> None:
     """Two hundred states over the joint's whole range and a little beyond, in five places."""
@@ -82,7 +82,7 @@ def test_nothing_moves_by_itself_towards_a_goal(name: str) -> None:
     assert abs(world.progress) < 0.15 and not any(map(world.success, world.pair.tasks))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", WORLDS)
 def test_the_expert_reaches_and_holds_everywhere(name: str) -> None:
     """A grid of five by five places, and five scenes that nothing was chosen on, both tasks."""
@@ -95,7 +95,7 @@ def test_the_expert_reaches_and_holds_everywhere(name: str) -> None:
             assert run_expert(world, place, task).held, (task, place)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", WORLDS)
 def test_the_expert_reaches_its_goals_under_action_noise(name: str) -> None:
     world, noise = a_world(name), Disturbance.parse("action-noise=0.3")
@@ -134,7 +134,7 @@ def recovers(world: World, scene: Scene, task: str) -> bool:
     return False
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", WORLDS)
 def test_the_expert_recovers_from_every_disturbance(name: str) -> None:
     world, failures = a_world(name), []

@@ -1,0 +1,168 @@
+"""What tests cost: a limit for those that are not marked `long`, and recordings that are made once.
+
+A test that is not marked `long` fails if it takes more than five seconds, whatever else it found. Counted is the time
+of the processor, of this process and of the children that it has waited for, not the clock on the wall: where other
+programs keep all cores busy, the clock says two or three times as much, the processor nearly the same. A test that only
+sleeps uses no processor, so a third of the clock counts too. A test is charged for its call and for fixtures of its own.
+Fixtures of a module or a session serve others as well, and are charged to nobody. `MEMCORR_TEST_PATIENCE=2` doubles the
+limit, for a slow machine.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import inspect
+import json
+import os
+import platform
+import shutil
+import tempfile
+import time
+import tomllib
+from collections.abc import Callable, Generator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LIMIT = 5.0  # seconds of the processor
+WAITING = 3.0  # seconds by the clock that count as one of the processor
+KEPT = ROOT / ".pytest_cache" / "kept"
+UNUSED = 7 * 24 * 3600.0  # seconds after which what was kept for other sources is removed
+LIBRARIES = ("mujoco", "metaworld", "gymnasium", "numpy", "scipy", "h5py", "hdf5plugin", "torch")
+
+Step = Generator[None, object, object]
+
+
+# The limit
+
+
+class Meter:
+    """Seconds charged to the test at hand."""
+
+    def __init__(self) -> None:
+        self.processor = self.clock = 0.0
+        self.shared = 0  # fixtures of a module or a session that are being made, one within the other
+
+    def charge(self, sign: int) -> None:
+        times = os.times()
+        self.processor += sign * (times.user + times.system + times.children_user + times.children_system)
+        self.clock += sign * time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return max(self.processor, self.clock / WAITING)
+
+
+METER = Meter()
+
+
+def charged() -> Step:
+    METER.charge(-1)
+    try:
+        return (yield)
+    finally:
+        METER.charge(1)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Step:
+    METER.__init__()  # type: ignore[misc]
+    return (yield from charged())
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> Step:
+    return (yield from charged())
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Step:
+    if fixturedef.scope == "function":
+        return (yield)
+    if METER.shared == 0:
+        METER.charge(1)
+    METER.shared += 1
+    try:
+        return (yield)
+    finally:
+        METER.shared -= 1
+        if METER.shared == 0:
+            METER.charge(-1)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    report = yield
+    limit = LIMIT * float(os.environ.get("MEMCORR_TEST_PATIENCE", "1"))
+    if report.when == "call" and report.passed and METER.seconds > limit and not item.get_closest_marker("long"):
+        report.outcome = "failed"
+        report.longrepr = (
+            f"{item.nodeid} took {METER.processor:.1f} s of the processor and {METER.clock:.1f} s by the clock, "
+            f"more than {limit:g} s: make it quicker, or mark it with pytest.mark.long"
+        )
+    return report
+
+
+# What is made once
+
+
+def kept(name: str, room: str, build: Callable[[Path], object]) -> Path:
+    """The folder that `build` makes, from an earlier test run if nothing that makes it has changed since.
+
+    That is: the files of `room` and of the rooms it may know (see the layers in pyproject.toml), the source of `build`,
+    Python, the libraries and the choice of OpenGL. Another graphics driver is not noticed: remove `.pytest_cache` then.
+    Test processes that need it at the same time wait for the one that makes it. It appears whole, with a digest of
+    every file; if a file has changed since, it is made anew. Nobody may write to it.
+    """
+    place = KEPT / f"{name}-{_sources(room, build)}"
+    KEPT.mkdir(parents=True, exist_ok=True)
+    with (KEPT / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not _whole(place):
+            shutil.rmtree(place, ignore_errors=True)
+            with tempfile.TemporaryDirectory(dir=KEPT, prefix=".") as temporary:
+                begun = Path(temporary) / name
+                build(begun / "made")
+                (begun / "digests.json").write_text(json.dumps(_digests(begun / "made")))
+                begun.rename(place)
+        os.utime(place)
+        for other in KEPT.glob(f"{name}-*"):
+            if time.time() - other.stat().st_mtime > UNUSED:
+                shutil.rmtree(other)
+    return place / "made"
+
+
+def _sources(room: str, build: Callable[[Path], object]) -> str:
+    layers = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]["layers"]
+    rooms = [one for layer in layers[layers.index(room) :] for one in layer.split(" | ")]
+    paths = [ROOT / one.replace(".", "/") for one in rooms]
+    files = [file for path in paths for file in (path.rglob("*") if path.is_dir() else [path.with_suffix(".py")])]
+    digest = hashlib.sha256()
+    for file in sorted(file for file in files if file.is_file() and "__pycache__" not in file.parts):
+        digest.update(f"{file.relative_to(ROOT)} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+    about = [inspect.getsource(build), platform.python_version(), os.environ.get("MUJOCO_GL", "")]
+    digest.update(repr(about + [_version(library) for library in LIBRARIES]).encode())
+    return digest.hexdigest()[:16]
+
+
+def _version(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return "absent"
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def _whole(place: Path) -> bool:
+    try:
+        return bool(json.loads((place / "digests.json").read_text()) == _digests(place / "made"))
+    except (OSError, ValueError):
+        return False
