@@ -3,7 +3,7 @@
 A test that is not marked `long` fails if it takes more than five seconds, whatever else it found. Counted is the time
 of the processor, of this process and of the children that it has waited for, not the clock on the wall: where other
 programs keep all cores busy, the clock says two or three times as much, the processor nearly the same. A test that only
-sleeps uses no processor, so a third of the clock counts too. A test is charged for its call and for fixtures of its own.
+sleeps uses no processor, so a third of the clock counts too. A test is charged for its call and its own fixtures.
 Fixtures of a module or a session serve others as well, and are charged to nobody. `MEMCORR_TEST_PATIENCE=2` doubles the
 limit, for a slow machine.
 """
