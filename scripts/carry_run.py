@@ -1,0 +1,59 @@
+"""Carries an unfinished training run to another machine in half of its size.
+
+    python scripts/carry_run.py pack RUN FOLDER      # RUN/state.safetensors in half precision, and its small files
+    python scripts/carry_run.py unpack FOLDER RUN    # then the same `memcorr train ... --out RUN` continues
+
+Weights, EMA and AdamW's moments are rounded to float16: a relative error of 5e-4, a tenth of what one update changes.
+The run that continues is the same recipe from nearly the same point, not the same bits. FOLDER/carried.json says at
+which update.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+
+from memcorr.policy.checkpoint import read_tensors, write_tensors
+from memcorr.training.loop import STATE
+
+SMALL = ("config.json", "metrics.jsonl")
+SCALE = 2.0**12  # gradients are small: without it the least of them would be lost in float16
+SECOND = "exp_avg_sq"  # a square: its root is what fits
+
+
+def pack(run: Path, folder: Path) -> None:
+    tensors, metadata, _ = read_tensors(run / STATE)
+    folder.mkdir(parents=True, exist_ok=True)
+    moments = {"exp_avg": tensors["exp_avg"] * SCALE, SECOND: tensors[SECOND].sqrt() * SCALE}
+    halves = {name: moments.get(name, tensors[name]).to(torch.float16) for name in ("weights", "ema", *moments)}
+    if not all(torch.isfinite(half).all() for half in halves.values()):
+        raise SystemExit(f"{run / STATE}: a value is too large for half precision")
+    exact = {name: tensor for name, tensor in tensors.items() if name not in halves}
+    kept = {name: metadata[name] for name in ("update", "threads", "processes", "cache")}
+    write_tensors(folder / STATE, {**halves, **exact}, kept)
+    (folder / "carried.json").write_text(json.dumps({"update": int(kept["update"]), "precision": "float16"}) + "\n")
+    for name in SMALL:
+        shutil.copyfile(run / name, folder / name)
+
+
+def unpack(folder: Path, run: Path) -> None:
+    if (run / STATE).exists():
+        raise SystemExit(f"{run} holds a run already; give another folder")
+    tensors, metadata, _ = read_tensors(folder / STATE)
+    whole = {name: t.float() if t.dtype == torch.float16 else t for name, t in tensors.items()}
+    whole["exp_avg"] = whole["exp_avg"] / SCALE
+    whole[SECOND] = (whole[SECOND] / SCALE).square()
+    run.mkdir(parents=True, exist_ok=True)
+    for name in SMALL:
+        shutil.copyfile(folder / name, run / name)
+    write_tensors(run / STATE, whole, {name: metadata[name] for name in ("update", "threads", "processes", "cache")})
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 4 or sys.argv[1] not in ("pack", "unpack"):
+        raise SystemExit(__doc__)
+    {"pack": pack, "unpack": unpack}[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))
