@@ -16,6 +16,7 @@ from ..correspondence.matches import Matches, join_matches
 from ..policy.condition import Condition, Normalisation, build_condition, join_conditions, own_state
 from ..policy.diffusion import paired_noise, q_sample, velocity
 from ..policy.relations import turned
+from ..policy.transformer import ActionTransformer
 from ..spec import SPEC, Array
 from .dataset import Dataset, Rows
 from .experiments import Experiment
@@ -233,6 +234,8 @@ def predicted(network: nn.Module, batch: Batch) -> Tensor:
     """What the network says of every chunk (B, 16, 4)."""
     if batch.context is None:
         return network(batch.z_t, batch.t, batch.condition)
+    if not isinstance(network, ActionTransformer):  # encodes nothing that could be shared
+        return network(batch.z_t, batch.t, batch.conditions)
     return network(batch.z_t, batch.t, batch.condition, batch.context)
 
 

@@ -73,6 +73,7 @@ def test_the_oracle_always_succeeds_and_zeros_never(tmp_path: Path) -> None:
     assert len(rows_of(tmp_path)) == 32
 
 
+@pytest.mark.long
 def test_two_workers_write_the_rows_of_one(
     one_worker: Path, checkpoints: dict[str, str], store: Store, tmp_path: Path
 ) -> None:

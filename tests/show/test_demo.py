@@ -61,6 +61,7 @@ def test_page_tells_the_rollouts(
     assert story["video"].startswith("data:video/mp4;base64,")
 
 
+@pytest.mark.long
 def test_what_is_drawn_is_what_was_shown(checkpoints: dict[str, str], store: Store, tmp_path: Path) -> None:
     """Permuted pairs are told as permuted: the same live points, with other partners."""
     stories = {}
