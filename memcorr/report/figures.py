@@ -130,7 +130,8 @@ def differences(axis: plt.Axes, lookup: Lookup) -> None:
         xlabel="percentage points (95 % configuration bootstrap)",
         ylim=(-0.6, 1.6),
     )
-    mine = [Line2D([], [], linestyle="", marker="o", color=COLOURS[r], label=r) for r in recipes]
+    drawn = [r for r in recipes if any(e.experiment == r for e in lookup.episodes)]
+    mine = [Line2D([], [], linestyle="", marker="o", color=COLOURS[r], label=r) for r in drawn]
     axis.legend(handles=[PAPER, *mine], loc="lower right", fontsize=7.5, frameon=False)
 
 
