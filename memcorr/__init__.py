@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .errors import UserError as UserError
     from .frames import Camera as Camera
     from .frames import Frame as Frame
-    from .policy.policy import Plan as Plan
+    from .policy.plan import Plan as Plan
     from .policy.policy import Policy as Policy
     from .policy.policy import load_policy as load_policy
     from .worlds.world import World as World
@@ -31,7 +31,7 @@ _PLACES = {
     "Demonstration": "demos.store",
     "Frame": "frames",
     "Matcher": "correspondence.matcher",
-    "Plan": "policy.policy",
+    "Plan": "policy.plan",
     "Policy": "policy.policy",
     "Store": "demos.store",
     "UserError": "errors",

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from memcorr.correspondence.cache import Cache
-from memcorr.correspondence.matches import Matches, carried, residuals
+from memcorr.correspondence.matches import Matches, residuals
+from memcorr.correspondence.rigid import carried
 from memcorr.demos.collect import collect
 from memcorr.demos.store import Store
 from memcorr.policy.checkpoint import write_model

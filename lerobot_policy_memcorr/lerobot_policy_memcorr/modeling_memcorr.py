@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +16,32 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from memcorr.correspondence.matcher import load_matcher
-from memcorr.demos.phase import reference_phase
 from memcorr.demos.store import Demonstration, Store, read_demonstration
 from memcorr.errors import UserError
 from memcorr.files import converted
+from memcorr.following.course import Progress
+from memcorr.following.reference import Reference
+from memcorr.following.step import Look, Observation, Relation
 from memcorr.frames import Camera, Frame
 from memcorr.policy.checkpoint import Checkpoint, Design
 from memcorr.policy.condition import Normalisation
 from memcorr.policy.diffusion import q_sample, velocity
-from memcorr.policy.policy import Look, Planner, Policy, Reference, Request, beside, initial_noise, load_policy
+from memcorr.policy.plan import Planner, Request, initial_noise
+from memcorr.policy.policy import Policy, load_trained
+from memcorr.policy.servo import displacements
 from memcorr.spec import SPEC
 
 from .configuration_memcorr import RGB, MemCorrConfig
 
 Batch = dict[str, Any]
+
+
+@dataclass
+class Followed:
+    """One environment's episode under way."""
+
+    began: Observation | None = None  # its first frame
+    progress: dict[Reference, Progress | None] = field(default_factory=dict)  # in each reference that it was shown
 
 
 class MemCorrPolicy(PreTrainedPolicy):
@@ -73,7 +85,7 @@ class MemCorrPolicy(PreTrainedPolicy):
             design = converted(json.loads(config.design), Design)
             return Checkpoint(design, config.train_seed, design.build(), _unit())
         if config.weights:
-            made = load_policy(config.weights, "cpu")
+            made = load_trained(config.weights, "cpu")
             return Checkpoint(made.design, made.seed, made.network, made.normalisation)
         if not dataset_stats:
             raise UserError("--policy.weights= begins with fresh weights, and needs a dataset: lerobot-train")
@@ -85,7 +97,8 @@ class MemCorrPolicy(PreTrainedPolicy):
         if self._planner is None:
             values = {f.name: getattr(self, f"normalisation_{f.name}").cpu().numpy() for f in fields(Normalisation)}
             made = Checkpoint(self.design, self.config.train_seed, self.network, Normalisation(**values))
-            self._planner = Planner(Policy(made), self.matcher, self.config.lanes, self.design.lifting)
+            self._policy = Policy(made)
+            self._planner = Planner(self._policy, self.matcher, self.config.lanes)
         return self._planner
 
     def get_optim_params(self) -> Any:
@@ -98,7 +111,7 @@ class MemCorrPolicy(PreTrainedPolicy):
     def reset(self) -> None:
         """A new episode in every environment."""
         self._queue: deque[Tensor] = deque()
-        self._progress: dict[int, Any] = {}
+        self._episodes: dict[int, Followed] = {}
         self._replan = 0
 
     # What is shown
@@ -122,30 +135,29 @@ class MemCorrPolicy(PreTrainedPolicy):
 
     @torch.no_grad()
     def predict_action_chunk(self, batch: Batch, **kwargs: Any) -> Tensor:
-        """(B, 16, 4), float64."""
+        """(B, 16, 4), float64. Every call is one look of every environment."""
         found = frames(batch)
-        told = [self.config.reference or task for task in _tasks(batch, len(found))]
+        tasks = [self.config.reference or task for task in _tasks(batch, len(found))]
         noises = self._noises(batch, len(found))
-        plans: list[Any] = [None] * len(found)
-        shown = [i for i, task in enumerate(told) if task]
+        clock = self._replan * self.config.n_action_steps
         elapsed = [int(e) for e in batch["observation.elapsed"].ravel()] if "observation.elapsed" in batch else None
-        looks = [
-            Look(
-                found[i],
-                self.reference(told[i]),
-                elapsed[i] if elapsed else self._replan * self.config.n_action_steps,
-                self._progress.get(i),
-                noise=noises[i],
-            )
-            for i in shown
-        ]
-        for i, plan in zip(shown, self.planner.follow(looks) if looks else [], strict=True):
-            plans[i], self._progress[i] = plan, plan.progress
-        rest = [i for i, task in enumerate(told) if not task]
-        empty = [Request(found[i], noises[i], empty=True) for i in rest]
-        for i, plan in zip(rest, self.planner.plan(empty) if empty else [], strict=True):
-            plans[i] = plan
+        self._replan += 1
+        shown = [i for i, task in enumerate(tasks) if task]
+        looks = [self._look(i, tasks[i], found[i], elapsed[i] if elapsed else clock) for i in shown]
+        requests = [Request(Relation(frame), noise, empty=True) for frame, noise in zip(found, noises, strict=True)]
+        for i, look, relation in zip(shown, looks, self.planner.following.step(looks), strict=True):
+            requests[i] = Request(relation, noises[i])
+            self._episodes[i].progress[look.reference] = relation.progress
+        plans = self.planner.policy.plan(requests, self.config.lanes)
         return torch.from_numpy(np.stack([plan.actions for plan in plans]))
+
+    def _look(self, environment: int, task: str, frame: Frame, elapsed: int) -> Look:
+        """What this environment sees, with what is remembered of its episode; step 0 begins another."""
+        if not elapsed or environment not in self._episodes:
+            self._episodes[environment] = Followed()
+        episode, seen, reference = self._episodes[environment], Observation(frame), self.reference(task)
+        began, episode.began = episode.began, episode.began or seen
+        return Look(seen, reference, elapsed, episode.progress.get(reference), began)
 
     def select_action(self, batch: Batch, **kwargs: Any) -> Tensor:
         """
@@ -157,7 +169,6 @@ class MemCorrPolicy(PreTrainedPolicy):
         if not self._queue:
             chunk = self.predict_action_chunk(batch)
             self._queue.extend(chunk[:, : self.config.n_action_steps].unbind(1))
-            self._replan += 1
         return self._queue.popleft()
 
     def _noises(self, batch: Batch, count: int) -> list[np.ndarray]:
@@ -174,20 +185,20 @@ class MemCorrPolicy(PreTrainedPolicy):
         if self.design.phase != "elapsed":
             raise UserError(f"{self.design.name} finds its phase by what is seen; train it with `memcorr train`")
         found, tasks = frames(batch), _tasks(batch, len(batch[ACTION]))
-        policy = self.planner.policy
+        planner, policy = self.planner, self._policy
         references = [self.reference(task) for task in tasks]
         elapsed = (batch["timestamp"].ravel() * self.config.fps).round()  # LeRobot hands on no frame_index
-        phases = [reference_phase(int(e), len(r)) for e, r in zip(elapsed, references, strict=True)]
-        matches = self.planner.match(list(zip(references, phases, strict=True)), found)
+        looks = [
+            Look(Observation(frame), reference, int(e))
+            for frame, reference, e in zip(found, references, elapsed, strict=True)
+        ]
+        relations = planner.following.step(looks)
         noise = np.zeros((SPEC.chunk, SPEC.action_dim), np.float32)
         dropped = torch.rand(len(found)) < self.config.condition_dropout
-        requests = [
-            Request(frame, noise, r.demonstration, j, None if matches is None else matches[i], empty=bool(dropped[i]))
-            for i, (frame, r, j) in enumerate(zip(found, references, phases, strict=True))
-        ]
+        requests = [Request(r, noise, empty=bool(drop)) for r, drop in zip(relations, dropped, strict=True)]
         action = batch[ACTION].double().cpu().numpy()
         if self.design.actions == "relative":
-            action = action - np.stack([beside(request) for request in requests])
+            action[..., :3] -= np.stack([displacements(r, self.design.action_cm) for r in relations])
         x_0 = torch.from_numpy(policy.normalisation.action(action))
         t, eps = torch.randint(0, SPEC.diffusion_steps, (len(found),)), torch.randn_like(x_0)
         z_t = q_sample(x_0, eps, t, self.design.schedule)
@@ -195,7 +206,7 @@ class MemCorrPolicy(PreTrainedPolicy):
         device = next(self.network.parameters()).device
         answer = self.network(z_t.to(device), t.to(device), policy.condition(requests).to(device))
         loss = F.mse_loss(answer, target.to(device))
-        seen = float(np.mean([np.mean(r.matches.valid) for r in requests if r.matches is not None] or [0.0]))
+        seen = float(np.mean([np.mean(r.matches.valid) for r in relations if r.matches is not None] or [0.0]))
         return loss, {"valid_points": seen}
 
 

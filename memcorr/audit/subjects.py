@@ -14,7 +14,9 @@ import numpy as np
 from ..demos.store import Demonstration
 from ..errors import UserError
 from ..evaluation.evaluate import find_subject
-from ..policy.policy import Follower, Request, initial_noise, load_policy
+from ..following.step import Relation
+from ..policy.plan import Follower, Request, initial_noise
+from ..policy.policy import load_policy
 from ..spec import WORLD_TASKS, Array
 from ..worlds.gym_env import frame_of
 from .online import Listener
@@ -69,9 +71,9 @@ class Ours:
         noise = initial_noise(self.seed, elapsed)
         if self.policy.design.visual:
             number = 0 if condition is None else WORLD_TASKS[condition.world].index(condition.task)
-            request = Request(frame, noise, task=number, empty=condition is None)
+            request = Request(Relation(frame), noise, task=number, empty=condition is None)
         elif condition is None:
-            request = Request(frame, noise, empty=True)
+            request = Request(Relation(frame), noise, empty=True)
         else:
             if condition.path not in self.followers:
                 self.followers[condition.path] = self.policy.follow(condition, self.matcher)

@@ -21,7 +21,7 @@ import torch
 from ..demos.collect import record
 from ..demos.store import demonstration_path, read_demonstration
 from ..errors import UserError
-from ..policy.policy import load_policy
+from ..policy.policy import load_trained
 from ..spec import SPEC, TASKS
 from ..worlds.scenes import demonstration_scenes, evaluation_scenes
 from ..worlds.world import shared_world
@@ -93,7 +93,7 @@ def peer() -> tuple[Callable[[], str], list[int]]:
 def lerobot_chunk() -> Case:
     theirs, (parameters, horizon, executed, steps) = peer()
     torch.set_num_threads(1)
-    policy = load_policy("shipped", "cpu")
+    policy = load_trained("shipped", "cpu")
     with tempfile.TemporaryDirectory() as folder:
         record(Path(folder), demonstration_scenes()[0], TASKS[0])
         follower = policy.follow(read_demonstration(demonstration_path(Path(folder), 0, TASKS[0])))
@@ -102,7 +102,7 @@ def lerobot_chunk() -> Case:
         frame = world.observe()
         follower.plan(frame, 0)  # reads and encodes the reference
     own = sum(p.numel() for p in policy.network.parameters()) + sum(
-        p.numel() for p in getattr(follower.planner.matcher, "network", torch.nn.Identity()).parameters()
+        p.numel() for p in getattr(follower.reference.matcher, "network", torch.nn.Identity()).parameters()
     )
 
     def note(result: Result) -> str:

@@ -31,9 +31,11 @@ from ..demos.store import Demonstration, demonstration_path, read_demonstration
 from ..evaluation.controllers import PolicyController
 from ..evaluation.intervention import Intervention
 from ..evaluation.rollout import LANES, Job, Stopwatch, roll_out
+from ..following.reference import Reference
+from ..following.step import Look, Observation
 from ..policy.checkpoint import Checkpoint, Design
 from ..policy.condition import Condition, Normalisation
-from ..policy.policy import Policy, Reference, load_policy
+from ..policy.policy import Policy, load_trained
 from ..policy.sampler import TransformerSampler
 from ..policy.transformer import ActionTransformer
 from ..runs import CORES, keep_freed_memory
@@ -166,9 +168,9 @@ def replan(policy: str = "shipped") -> Case:
     world = shared_world()
     world.reset(evaluation_scenes("combined")[0])
     frame, shown = world.observe(), read_demonstration(demonstration_path(root, 0, TASKS[0]))
-    ours = load_policy(policy, "cpu").follow(shown)
-    plain = load_policy(policy, "cpu").follow(shown, StraightforwardMatcher())
-    theirs = plain.planner.policy
+    ours = load_trained(policy, "cpu").follow(shown)
+    theirs = load_trained(policy, "cpu")
+    plain = theirs.follow(shown, StraightforwardMatcher())
     assert isinstance(theirs.sampler, TransformerSampler)
     theirs.sampler = StraightforwardSampler(theirs.sampler, theirs.design)
     plans = [follower.plan(frame, 0) for follower in (ours, plain)]
@@ -176,8 +178,8 @@ def replan(policy: str = "shipped") -> Case:
     assert apart < TOLERANCE and plans[0].phase == plans[1].phase, f"not the same plan: {apart:.2g} apart"
 
     def note(result: Result) -> str:
-        first = [(ours.reference, 0)]
-        matching = statistics.median(milliseconds(lambda: ours.planner.match(first, [frame])) for _ in range(15))
+        look, following = Look(Observation(frame), ours.reference, 0), ours.planner.following
+        matching = statistics.median(milliseconds(lambda: following.step([look])) for _ in range(15))
         return f"of these, matching and lifting {matching:.1f} ms; the two plans are {apart:.1g} apart"
 
     return Case(

@@ -98,7 +98,7 @@ def match(
     first = next(iter(store.present()), None)
     known = first is not None and first.object_pose is not None and first.recorded_joint is not None
     if measured or (measured is None and first is not None and not known):
-        from ..correspondence.recorded.rows import build_measured, in_words
+        from ..following.measured import build_measured, in_words
 
         print(in_words(build_measured(store, out, matcher, pairs=pairs, phase=phase, lifting=lifting, workers=those)))
         print(f"wrote {out}; next: memcorr train memcorr-measured --data {data} --cache {out}")

@@ -50,8 +50,8 @@ def data_mask(
         weights: Of SAM 2, a folder or a name on the Hub; of the embedded matcher, a file.
         again: Draw also where there are masks.
     """
-    from ..correspondence.recorded.masks import draw_masks, load_segmenter
     from ..demos.store import Store
+    from ..following.masks import draw_masks, load_segmenter
 
     made = draw_masks(Store.open(data), load_segmenter(segmenter, weights), first_masks, again)
     print(f"drew masks in {made} demonstrations of {data}; next: memcorr data check {data}, and look at its picture")

@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..demos.course import Course, Progress, carried, seen_phase
 from ..spec import SPEC, Array
-from .rigid import fit_motion
+from .rigid import carried, fit_motion
 
 
 @dataclass(frozen=True)
@@ -49,23 +48,10 @@ def residuals(matches: Matches, T_world_object_ref: Array, T_world_object_live: 
     return matches.p_live - carried(T_live_ref, matches.p_ref)
 
 
-def retimed(matches: Matches, course: Course, frame: int, other: int) -> Matches:
-    """Matches (16, ...) with one frame of the reference as if it had been another: its points move along."""
-    T = course.motion[other] @ np.linalg.inv(course.motion[frame])
+def retimed(matches: Matches, T: Array) -> Matches:
+    """Matches (16, ...) as if the reference's object had moved by T (4, 4) when it was looked at."""
     p_ref = np.where(matches.valid[:, None], carried(T, matches.p_ref), matches.p_ref)
     return replace(matches, p_ref=p_ref)
-
-
-def located(
-    matches: Matches, course: Course, j: int, gripper: Array, before: Progress | None, elapsed: int
-) -> tuple[Progress, Matches]:
-    """Where in its reference a live scene is that was matched (16, ...) to frame j, and the matches as if the frame
-    found had been looked at. Where too little is seen, the clock goes on."""
-    motion = motion_of(matches)
-    if motion is None:
-        return Progress(j, np.zeros(3) if before is None else before.displacement, elapsed), matches
-    progress = seen_phase(course, motion @ course.motion[j], gripper, before, elapsed)
-    return progress, retimed(matches, course, j, progress.phase)
 
 
 def motion_of(matches: Matches) -> Array | None:

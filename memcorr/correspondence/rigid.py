@@ -8,11 +8,13 @@ Where no motion explains most of them (a matcher gone wrong, an object that bend
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.spatial.transform import Rotation, Slerp
 
 from ..spec import SPEC, Array
 
@@ -35,6 +37,27 @@ class Settled:
 def _triples(n: int) -> NDArray[np.int64]:
     """Always the same draws of three different ones of n points."""
     return np.random.default_rng(n).random((TRIPLES, n)).argsort(axis=1)[:, :3]
+
+
+def carried(T: NDArray[np.floating], p: Array) -> Array:
+    """Points (n, 3) after the motions (..., 4, 4)."""
+    return np.asarray(p @ np.swapaxes(T[..., :3, :3], -1, -2) + T[..., None, :3, 3])
+
+
+def inverse(T: Array) -> Array:
+    """Of motions (..., 4, 4)."""
+    return np.asarray(np.linalg.inv(T), np.float64)
+
+
+def interpolated(frames: Sequence[int], motions: Sequence[Array], length: int) -> Array:
+    """Motions (T, 4, 4) of every frame from those of some, the first and in order; after the last it stands still."""
+    path = Slerp(frames, Rotation.from_matrix([T[:3, :3] for T in motions])) if len(frames) > 1 else None
+    every = np.minimum(np.arange(length), frames[-1])
+    whole = np.tile(np.eye(4), (length, 1, 1))
+    whole[:, :3, :3] = np.eye(3) if path is None else path(every).as_matrix()
+    shifts = np.stack([T[:3, 3] for T in motions])
+    whole[:, :3, 3] = np.stack([np.interp(every, frames, shifts[:, axis]) for axis in range(3)], axis=-1)
+    return whole
 
 
 def fit_motion(p: Array, q: Array, weight: Array) -> tuple[Array, Array]:

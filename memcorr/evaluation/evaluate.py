@@ -22,6 +22,7 @@ from ..errors import UserError
 from ..files import appending, digest_of
 from ..policy.checkpoint import MODEL, model_update
 from ..policy.policy import policy_folder
+from ..policy.servo import SERVO
 from ..runs import Workers, claimed, slots, spread, threads
 from ..spec import DOOR, SPEC, WORLD_TASKS, Task, TestSet
 from ..training.experiments import Config, Experiment
@@ -29,7 +30,7 @@ from ..worlds.disturbances import Disturbance
 from ..worlds.pairs import find_pair
 from ..worlds.scenes import disturb, evaluation_scenes
 from ..worlds.world import View, shared_world
-from .controllers import REFERENCE_PAIR, REPLAYS, SCRIPTED, SERVO, make_controller
+from .controllers import REFERENCE_PAIR, REPLAYS, SCRIPTED, make_controller
 from .episodes import EPISODES, Episode, Outcome, read_episodes, write_episodes
 from .intervention import GROUND_TRUTH, NO_MATCHER, PLAIN, Intervention
 from .rollout import LANES, Job, roll_out
@@ -95,9 +96,10 @@ def settle(subject: Subject, shown: Intervention) -> Intervention:
         check_swap(shown.swap, True)
         return replace(shown, phase_from="seen")
     if subject.policy in REPLAYS:
-        plain = shown.usual_phase and shown.pairing == "kept" and shown.matcher != NO_MATCHER and not shown.swap
+        plain = shown.usual_phase and shown.pairing == "kept" and shown.matcher != NO_MATCHER
         if shown.reference == "empty" or not plain:
             raise UserError(f"{subject.policy} plays a reference as it is: only the right or the opposite one")
+        check_swap(shown.swap, True)
         return replace(shown, matcher=GROUND_TRUTH) if subject.policy == "replay-truth" else shown
     if recipe is None and shown.reference != "correct":
         raise UserError(f"{subject.experiment} follows no reference, so --reference {shown.reference} means nothing")

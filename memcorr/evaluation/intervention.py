@@ -39,8 +39,11 @@ class Intervention:
 
     def phase(self, elapsed: int, length: int) -> int:
         """j_k of a reference of `length` frames, which begins when it is first shown."""
-        begun = elapsed - self.swap if elapsed >= self.swap else elapsed
-        return reference_phase(begun, length, self.phase_speed, self.phase_offset)
+        return reference_phase(self.begun(elapsed), length, self.phase_speed, self.phase_offset)
+
+    def begun(self, elapsed: int) -> int:
+        """Steps since the reference that is supplied after `elapsed` steps was begun."""
+        return elapsed - self.swap if elapsed >= self.swap else elapsed
 
     @property
     def usual_phase(self) -> bool:

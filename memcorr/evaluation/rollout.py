@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -17,8 +17,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..following.course import Progress
+from ..following.masks import Tracked
+from ..following.reference import Reference
+from ..following.step import Observation
 from ..frames import Frame
-from ..policy.policy import Plan
+from ..policy.plan import Plan
 from ..spec import SPEC, Array, Task
 from ..worlds.disturbances import Events
 from ..worlds.expert import act, begin
@@ -39,6 +43,16 @@ class Job:
 
 
 @dataclass(frozen=True)
+class Memory:
+    """What a controller remembers of one episode, and no longer."""
+
+    began: Observation | None = None  # the first of the episode
+    progress: Mapping[Reference, Progress | None] = field(default_factory=dict)  # in each reference, where it is seen
+    shifts: Mapping[Reference, Array] = field(default_factory=dict)  # (3,) of the object, metres
+    tracked: Tracked | None = None  # where masks are carried
+
+
+@dataclass(frozen=True)
 class Decision:
     """What is known when a lane replans."""
 
@@ -48,7 +62,12 @@ class Decision:
     frame: Frame | None  # None if the controller said that it does not look
     T_world_object: Array  # simulator truth: for ground-truth relations and diagnostics only
     robot_state: Array  # s (9), known without looking
-    began: Decision | None = None  # the episode's first look, for a reference that is taken up later
+    memory: Memory = field(default_factory=Memory)  # of the last answer
+
+    @property
+    def observation(self) -> Observation:
+        assert self.frame is not None, "a policy looks"
+        return Observation(self.frame, self.T_world_object)
 
 
 @dataclass(frozen=True)
@@ -57,6 +76,7 @@ class Answer:
 
     plan: Plan | None
     match_error_mm: float | None = None  # mean over the valid points, from simulator truth; None without any
+    memory: Memory = field(default_factory=Memory)  # for the next decision of the same episode
 
 
 class Controller(Protocol):
@@ -91,7 +111,7 @@ class Lane:
     started: float
     events: Events
     executed: list[Array] = field(default_factory=list)
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)  # without their memory
     late_mask: NDArray[np.bool_] | None = None  # for a mask that is always some steps old
     success: bool = False
     over: bool = False
@@ -125,9 +145,8 @@ def roll_out(
             else:
                 lane.state, lane.place = world.snapshot(), world.place
                 done = len(lane.answers), len(lane.executed)
-                began = lane.decision.began or lane.decision
                 decision = _look(world, controller, lane.job, *done, lane.late_mask, watch)
-                lane.decision = replace(decision, began=began)
+                lane.decision = replace(decision, memory=answer.memory)
         active = [lane for lane in active if not lane.over]
 
 
@@ -148,7 +167,7 @@ def _look(
 def execute(world: World, lane: Lane, answer: Answer) -> None:
     """The first eight actions; ends at the first success, at step 200, when physics breaks down or when an
     action is no number."""
-    lane.answers.append(answer)
+    lane.answers.append(replace(answer, memory=Memory()))
     events, late = lane.events, int(lane.events.sizes.get("mask-late", 0))
     for i in range(SPEC.executed):
         action = np.asarray(act(world, lane.job.task) if answer.plan is None else answer.plan.actions[i])

@@ -8,13 +8,13 @@ happened is remembered step by step as snapshots, from which pictures are drawn 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ..demos.phase import reference_phase
 from ..demos.store import Demonstration
-from ..evaluation.rollout import Answer, Controller, Decision, Job
+from ..evaluation.rollout import Answer, Controller, Decision, Job, Memory
 from ..frames import Frame
 from ..show.story import Supplied
 from ..spec import SPEC, Array
@@ -55,7 +55,7 @@ class Lane:
     success: bool = False  # now
     first_success: int | None = None  # step, since the reference was begun
     broken: bool = False  # physics broke down, or an action is no number: it stands still
-    began: Decision | None = None  # the episode's first look
+    memory: Memory = field(default_factory=Memory)  # of its controller, of this episode
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,16 @@ class Episode:
             self.begin(self.scene, guide)
             return
         lanes = (
-            replace(lane, answer=None, since=0, looks=0, success=False, first_success=None) for lane in self.now.lanes
+            replace(
+                lane,
+                answer=None,
+                since=0,
+                looks=0,
+                success=False,
+                first_success=None,
+                memory=Memory(began=lane.memory.began),
+            )
+            for lane in self.now.lanes
         )
         self.now = replace(self.now, guide=guide, begun=self.now.step, lanes=tuple(lanes))
         self._happened(f"reference: {guide.words}")
@@ -189,10 +198,20 @@ class Episode:
         world, controller = self.world, guide.controllers[lane.name]
         frame = world.observe() if controller.looks else None
         job = Job(self.scene, guide.demonstration.task)
-        poses = world.T_world_object, world.robot_state
-        decision = Decision(job, lane.looks, self.now.elapsed, frame, *poses, began=lane.began)
-        (answer,) = controller.decide([decision])
-        return replace(lane, answer=answer, since=0, looks=lane.looks + 1, began=lane.began or decision)
+        (answer,) = controller.decide(
+            [
+                Decision(
+                    job,
+                    replan=lane.looks,
+                    elapsed=self.now.elapsed,
+                    frame=frame,
+                    T_world_object=world.T_world_object,
+                    robot_state=world.robot_state,
+                    memory=lane.memory,
+                )
+            ]
+        )
+        return replace(lane, answer=answer, since=0, looks=lane.looks + 1, memory=answer.memory)
 
     def _stepped(self, lane: Lane) -> Lane:
         if lane.broken:

@@ -21,8 +21,10 @@ import numpy as np
 from ..correspondence.lift import BATCH
 from ..correspondence.matcher import Matcher
 from ..errors import UserError
+from ..following.reference import Reference
+from ..following.step import Look, Relation
 from ..frames import Camera, Frame
-from ..policy.policy import Look, Plan, Planner, Policy, Reference, Request, initial_noise
+from ..policy.plan import Follows, Plan, Planner, Request, initial_noise
 from ..runs import threads
 from ..spec import SPEC
 from .protocol import Refused
@@ -74,6 +76,7 @@ class Answer:
 @dataclass(frozen=True)
 class _Waiting:
     look: Look
+    seed: int  # draws the noise of the sample
     since: float
     answer: Future[Answer]
 
@@ -81,13 +84,13 @@ class _Waiting:
 class Inference:
     """The thread, and the queue in front of it."""
 
-    def __init__(self, policy: Policy, matcher: Matcher | None, lanes: int = 1, thread_count: int = 1) -> None:
+    def __init__(self, policy: Follows, matcher: Matcher | None, lanes: int = 1, thread_count: int = 1) -> None:
         if policy.design.visual:
             raise UserError(f"{policy.design.name} follows no reference: only relation policies are served")
         if (policy.design.state_dim, policy.design.action_dim) != (SPEC.state_dim, SPEC.action_dim):
             raise UserError(f"{policy.design.name} has another robot's state or action: the protocol's have 9 and 4")
         self.matcher = matcher if policy.design.needs_matches else None
-        self.planner = Planner(policy, self.matcher, lanes, policy.design.lifting)
+        self.planner = Planner(policy, self.matcher, lanes)
         self.lanes, self.thread_count = lanes, thread_count
         self._recent: WeakKeyDictionary[Reference, None] = WeakKeyDictionary()  # the last used at the end
         self._waiting: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
@@ -108,8 +111,8 @@ class Inference:
         self._waiting.put(None)
         self._thread.join(timeout)
 
-    def submit(self, look: Look) -> Future[Answer]:
-        waiting = _Waiting(look, time.perf_counter(), Future())
+    def submit(self, look: Look, seed: int = 0) -> Future[Answer]:
+        waiting = _Waiting(look, seed, time.perf_counter(), Future())
         self._waiting.put(waiting)
         return waiting.answer
 
@@ -129,8 +132,9 @@ class Inference:
         size, camera = SPEC.image_size, Camera.from_fovy(45.0, SPEC.image_size, np.eye(4))
         blank = np.zeros((size, size))
         images = (np.zeros((size, size, 3), np.uint8), blank.astype(np.float32), blank.astype(bool))
-        nothing = Request(Frame(*images, camera, np.zeros(SPEC.state_dim), np.zeros(3)), initial_noise(0))
-        rows = [plan.actions for plan in self.planner.plan([nothing] * self.lanes)]
+        nothing = Relation(Frame(*images, camera, np.zeros(SPEC.state_dim), np.zeros(3)))
+        plans = self.planner.policy.plan([Request(nothing, initial_noise(0))] * self.lanes, self.lanes)
+        rows = [plan.actions for plan in plans]
         return all(np.array_equal(row, rows[0]) for row in rows)
 
     def _collected(self, first: _Waiting) -> tuple[list[_Waiting], bool]:
@@ -151,7 +155,7 @@ class Inference:
         """Answers everybody in the batch, whatever happens."""
         began = time.perf_counter()
         try:
-            plans = self.plan([w.look for w in batch])
+            plans = self.plan([w.look for w in batch], [w.seed for w in batch])
         except Exception as problem:
             if len(batch) > 1:
                 for waiting in batch:
@@ -166,7 +170,7 @@ class Inference:
             else:
                 waiting.answer.set_exception(Refused("no finite plan: are robot_state and T_world_cam in metres?"))
 
-    def plan(self, looks: Sequence[Look]) -> list[Plan]:
+    def plan(self, looks: Sequence[Look], seeds: Sequence[int]) -> list[Plan]:
         """What `Follower.plan` gives with as many lanes, for each look, bit for bit."""
         for look in looks:
             self._recent.pop(look.reference, None)
@@ -175,4 +179,5 @@ class Inference:
             del self._recent[old]
             if isinstance(old, ServedReference):
                 old.forget()
-        return self.planner.follow(looks)
+        noises = [initial_noise(seed, look.elapsed) for look, seed in zip(looks, seeds, strict=True)]
+        return self.planner.plan(looks, noises)

@@ -144,8 +144,8 @@ class PolicyServer:
             raise Refused("the server holds as many uploaded references as it may; try again later")
         content: dict[str, Any] = {"reference": session.name, "elapsed": session.elapsed}
         if (look := session.look(message)) is not None:
-            planned = await asyncio.wrap_future(self.inference.submit(look))
-            plan, session = planned.plan, session.executed(planned.plan, look.frame)
+            planned = await asyncio.wrap_future(self.inference.submit(look, message.seed))
+            plan, session = planned.plan, session.executed(planned.plan, look.observation)
             timing = {"infer_ms": planned.infer_ms, "wait_ms": planned.wait_ms, "company": planned.company}
             content |= {
                 "actions": plan.actions,
@@ -223,6 +223,6 @@ def serve_policy(
     store = None if references is None else Store.open(references)
     loaded = load_policy(policy, device)
     if lanes is None:
-        lanes = 1 if loaded.device.type == "cpu" else 8
+        lanes = 8 if loaded.device == "cuda" else 1
     inference = Inference(loaded, load_matcher(matcher), lanes, thread_count)
     asyncio.run(PolicyServer(settings, inference, Library(store, inference.matcher)).run())

@@ -8,11 +8,11 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 
 from ..correspondence.matcher import Matcher
-from ..demos.course import Progress
 from ..demos.store import Store, demonstration_path, read_demonstration
 from ..errors import UserError
-from ..frames import Frame
-from ..policy.policy import Look, Plan
+from ..following.course import Progress
+from ..following.step import Look, Observation
+from ..policy.plan import Plan
 from ..spec import SPEC
 from .inference import ServedReference
 from .protocol import Message, Refused, Upload
@@ -66,7 +66,7 @@ class Session:
     elapsed: int = 0  # control steps since the reference was begun
     uploads: tuple[tuple[str, ServedReference, int], ...] = ()  # name, reference, bytes
     progress: Progress | None = None  # of the last plan, where the phase is by what is seen
-    began: Frame | None = None  # the first of the episode
+    began: Observation | None = None  # the first of the episode
 
     @property
     def held(self) -> int:
@@ -99,9 +99,9 @@ class Session:
             return None
         if self.reference is None:
             raise Refused("no reference chosen: name one of the metadata's references, or upload one")
-        return Look(message.frame, self.reference, self.elapsed, self.progress, self.began, message.seed)
+        return Look(Observation(message.frame), self.reference, self.elapsed, self.progress, self.began)
 
-    def executed(self, plan: Plan, frame: Frame) -> Session:
+    def executed(self, plan: Plan, seen: Observation) -> Session:
         """Unless it says otherwise, a client executes half of a chunk before it looks again."""
-        began = self.began or frame
+        began = self.began or seen
         return replace(self, elapsed=self.elapsed + SPEC.executed, progress=plan.progress, began=began)

@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 
 from ..demos.collect import collect
 from ..errors import UserError
-from ..evaluation.controllers import SERVO
 from ..evaluation.episodes import Episode
 from ..evaluation.evaluate import evaluate, find_subject, usual
 from ..evaluation.intervention import Intervention, ReferenceChoice
 from ..files import content_of
 from ..frames import Camera
+from ..policy.servo import SERVO
 from ..runs import claimed, write_text, written_whole
 from ..spec import DOOR, SPEC, WORLD_TASKS, Array, Task, TestSet
 from ..worlds.disturbances import Disturbance

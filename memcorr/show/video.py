@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ..errors import UserError
 from ..files import content_of
 from ..frames import Camera, Frame
-from ..policy.policy import Plan
+from ..policy.plan import Plan
 from ..runs import written_whole
 from ..spec import SPEC, WORLD_TASKS, Array
 from ..worlds.world import ACTION_SCALE

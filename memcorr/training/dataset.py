@@ -15,15 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from ..correspondence.matches import Matches, carried, ground_truth_matches
-from ..demos.course import Course, seen_phases
+from ..correspondence.matches import Matches, ground_truth_matches
+from ..correspondence.rigid import carried
 from ..demos.phase import closest_frames
 from ..demos.phase import windows as window_count
 from ..demos.store import Demonstration, Store, opened
 from ..errors import UserError
+from ..following.course import Course, seen_phases
 from ..policy.condition import Images, Normalisation, own_state, shrink
-from ..policy.policy import commands
-from ..policy.relations import Relations, Representation, build_relations, continued
+from ..policy.relations import Relations, Representation, build_relations
+from ..policy.servo import commands, continued
 from ..spec import SPEC, TASKS, Array
 from ..worlds.pairs import find_pair
 from .experiments import MAIN, Experiment

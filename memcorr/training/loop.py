@@ -31,10 +31,10 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from ..correspondence.cache import Cache, read_cache
-from ..correspondence.recorded.rows import chosen, read_measured
 from ..demos.store import Store
 from ..errors import UserError
 from ..files import refuse, write_json
+from ..following.measured import chosen, read_measured
 from ..policy.checkpoint import (
     AGAIN,
     CONFIG,

@@ -13,11 +13,11 @@ from itertools import combinations
 import numpy as np
 
 from ..correspondence.matches import motion_of
-from ..correspondence.recorded.rows import Measured
 from ..demos.phase import next_of_same_task
 from ..demos.store import Demonstration
 from ..errors import UserError
-from ..policy.policy import commands
+from ..following.measured import Measured
+from ..policy.servo import commands
 from ..recordings.check.motion import EXPLAINED, PROMPT, lagged, proportional
 from ..recordings.check.report import TOGETHER
 from ..spec import SPEC, Array

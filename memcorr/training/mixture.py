@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..correspondence.cache import Cache
-from ..correspondence.matches import Matches, carried, residuals
+from ..correspondence.matches import Matches, residuals
+from ..correspondence.rigid import carried
 from ..errors import UserError
 from ..spec import SPEC, TASKS, Array
 from .dataset import Dataset, Rows

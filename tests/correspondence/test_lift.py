@@ -20,7 +20,8 @@ from memcorr.correspondence.lift import (
     sample_depth,
 )
 from memcorr.correspondence.matcher import Matcher, load_matcher, sample_bilinear
-from memcorr.correspondence.matches import Matches, carried, ground_truth_matches, residuals
+from memcorr.correspondence.matches import Matches, ground_truth_matches, residuals
+from memcorr.correspondence.rigid import carried
 from memcorr.demos.store import Store
 from memcorr.errors import UserError
 from memcorr.frames import Frame

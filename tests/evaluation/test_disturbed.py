@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from memcorr.correspondence.matches import carried
+from memcorr.correspondence.rigid import carried
 from memcorr.demos.collect import collect
 from memcorr.demos.store import Store
 from memcorr.errors import UserError
@@ -18,7 +18,7 @@ from memcorr.evaluation.intervention import Intervention
 from memcorr.evaluation.rollout import Answer, Decision, roll_out
 from memcorr.evaluation.sensors import degraded
 from memcorr.frames import Frame
-from memcorr.policy.policy import Plan
+from memcorr.policy.plan import Plan
 from memcorr.spec import SPEC
 from memcorr.training.dataset import load_dataset
 from memcorr.training.experiments import Experiment

@@ -31,8 +31,10 @@ from memcorr.evaluation.episodes import EPISODES, Episode, find_episodes, read_e
 from memcorr.evaluation.evaluate import check_same_files, evaluate, find_subject, list_jobs, settle, usual
 from memcorr.evaluation.intervention import Intervention
 from memcorr.evaluation.rollout import LANES, Answer, Decision, Job, roll_out
+from memcorr.following.step import Relation
 from memcorr.policy.checkpoint import write_model
-from memcorr.policy.policy import Plan, Request, load_policy
+from memcorr.policy.plan import Plan, Request
+from memcorr.policy.policy import load_policy
 from memcorr.policy.relations import build_relations, permute_pairs
 from memcorr.report.lookup import first_chunk_follows
 from memcorr.spec import SPEC, TASKS, TestSet
@@ -372,7 +374,7 @@ def test_interventions_change_what_the_policy_is_shown(checkpoints: dict[str, st
         matches = permute_pairs(matches) if permuted else matches
         relations = build_relations(matches, frame.gripper, demonstration.gripper, j)
         assert relations.valid.all()
-        request = Request(frame, rollout_noise(42, decision), demonstration, j, matches)
+        request = Request(Relation(frame, demonstration, j, matches), rollout_noise(42, decision))
         return policy.plan([request], LANES)[0].actions
 
     assert np.array_equal(chunk(), expected("open", 16))

@@ -13,7 +13,7 @@ import yaml
 import memcorr
 from memcorr.errors import UserError
 from memcorr.policy.hub import CARD, is_repository, publish, stage
-from memcorr.policy.policy import SHIPPED
+from memcorr.policy.policy import SHIPPED, load_trained
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,4 +79,4 @@ def test_a_mistyped_folder_is_not_looked_up_elsewhere(tmp_path: Path, monkeypatc
     assert not any(is_repository(name) for name in ("runs/name", "name", "a/b/c", "/org/name", "../name", "org/"))
     with pytest.raises(UserError, match="runs/name holds no policy: give the folder"):
         memcorr.load_policy("runs/name")
-    assert np.isfinite(memcorr.load_policy("shipped").normalisation.state_mean).all()
+    assert np.isfinite(load_trained("shipped").normalisation.state_mean).all()

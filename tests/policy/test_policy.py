@@ -23,11 +23,14 @@ from memcorr.errors import UserError
 from memcorr.evaluation.controllers import make_controller, rollout_noise
 from memcorr.evaluation.evaluate import usual
 from memcorr.evaluation.intervention import Intervention
-from memcorr.evaluation.rollout import LANES, Decision, Job
+from memcorr.evaluation.rollout import LANES, Decision, Job, Memory
+from memcorr.following.step import Relation
 from memcorr.frames import Camera, Frame
 from memcorr.policy.checkpoint import write_model
 from memcorr.policy.diffusion import ddim_sample
-from memcorr.policy.policy import USUAL_ERROR, Policy, Request, beside, initial_noise, trusted
+from memcorr.policy.plan import Request, initial_noise
+from memcorr.policy.policy import USUAL_ERROR, Policy, load_trained, trusted
+from memcorr.policy.servo import displacements
 from memcorr.spec import TASKS
 from memcorr.training.batches import Batches
 from memcorr.training.dataset import Dataset, measure
@@ -58,14 +61,14 @@ def request(
     anchor, j = int(dataset.windows.anchor[row]), int(dataset.reference_frame[row])
     matches = dataset.ground_truth(np.array(row)) if policy.design.needs_matches else None  # no batch axis
     frame = demonstration.frame(anchor)
-    return Request(frame, initial_noise(42, noise), reference, j, matches, TASKS.index(demonstration.task))
+    return Request(Relation(frame, reference, j, matches), initial_noise(42, noise), TASKS.index(demonstration.task))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_live_conditions_are_the_training_conditions(
     name: str, folders: dict[str, Path], dataset: Dataset, store: Store
 ) -> None:
-    policy = memcorr.load_policy(folders[name])
+    policy = load_trained(folders[name])
     row = int(dataset.rows(np.array([1]), np.array([77]))[0])  # pair 0, closing
     rows = np.array([row])
     batches = Batches(dataset, policy.normalisation, EXPERIMENTS[name])
@@ -80,7 +83,7 @@ def test_live_conditions_are_the_training_conditions(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_chunks_are_actions_of_the_robot(name: str, folders: dict[str, Path], store: Store, dataset: Dataset) -> None:
-    policy = memcorr.load_policy(str(folders[name]), device="cpu")
+    policy = load_trained(str(folders[name]), device="cpu")
     a, b = (store.demonstration(pair, "open") for pair in (0, 1))
     requests = [request(policy, dataset, a, 0, b, noise) for noise in (0, 1)]
     plans = policy.plan(requests, lanes=2)
@@ -92,14 +95,15 @@ def test_chunks_are_actions_of_the_robot(name: str, folders: dict[str, Path], st
 
 def test_a_policy_samples_as_its_design_says(folders: dict[str, Path], store: Store, dataset: Dataset) -> None:
     """Schedule, steps, guidance and what is predicted: one full network evaluation after the other, by hand."""
-    policy = memcorr.load_policy(folders["memcorr-many"], "cpu")
+    policy = load_trained(folders["memcorr-many"], "cpu")
     design = policy.design
     assert (design.schedule, design.predicts, design.guidance) == ("cosine", "velocity", 1.0)
     asked = request(policy, dataset, store.demonstration(0, "open"), 40, store.demonstration(1, "open"))
     condition, noise = policy.condition([asked]), torch.from_numpy(asked.noise)[None]
     with torch.no_grad():
         x_0 = ddim_sample(lambda z, t: policy.network(z, t, condition), noise, "cosine", design.ddim_steps, "velocity")
-    by_hand = beside(asked) + trusted(policy.normalisation.original_action(x_0[0].double().numpy()))
+    by_hand = trusted(policy.normalisation.original_action(x_0[0].double().numpy()))
+    by_hand[:, :3] += displacements(asked.relation)
     assert np.allclose(policy.plan([asked])[0].actions, np.clip(by_hand, -1, 1), atol=1e-4)
 
 
@@ -117,9 +121,9 @@ def test_what_a_network_adds_counts_as_far_as_it_stands_out() -> None:
 
 
 def test_an_empty_reference_is_a_dropped_condition(folders: dict[str, Path], store: Store, dataset: Dataset) -> None:
-    policy = memcorr.load_policy(folders["memcorr"])
+    policy = load_trained(folders["memcorr"])
     full = request(policy, dataset, store.demonstration(0, "open"), 0, store.demonstration(1, "open"))
-    nothing = Request(full.frame, full.noise)
+    nothing = Request(Relation(full.relation.frame), full.noise)
     assert not policy.condition([nothing]).keep.any()
     chunks = [policy.plan([r])[0].actions for r in (full, nothing, dataclasses.replace(full, empty=True))]
     assert np.array_equal(chunks[1], chunks[2]) and not np.array_equal(chunks[0], chunks[1])
@@ -164,17 +168,17 @@ def test_an_exchanged_reference_is_taken_up_as_in_a_rollout(
     controller = make_controller(folder, store.root, usual(folder, Intervention(swap=8)))
     follower = memcorr.load_policy(folder).follow(store.demonstration(0, "close"), lanes=LANES)
     world.reset(scene)
-    began = None
+    memory = Memory()
     for look in range(3):
         poses = world.T_world_object, world.robot_state
-        decision = Decision(Job(scene, "open"), look, 8 * look, world.observe(), *poses, began)
+        decision = Decision(Job(scene, "open"), look, 8 * look, world.observe(), *poses, memory)
         (answer,) = controller.decide([decision])
         if look == 1:
             follower.swap(store.demonstration(0, "open"))
         assert decision.frame is not None and answer.plan is not None
         plan = follower.plan(decision.frame, 8 * look, noise=rollout_noise(42, decision))
         assert np.array_equal(plan.actions, answer.plan.actions) and plan.phase == answer.plan.phase
-        began = began or decision
+        memory = answer.memory
         for action in plan.actions[:8]:
             world.step(action)
 
@@ -306,7 +310,7 @@ def test_a_policy_needs_no_simulator() -> None:
 def test_reading_a_policy_leaves_no_weight_to_chance(folders: dict[str, Path]) -> None:
     """Its network is built without initial values; whatever the file does not hold is as in a fresh one."""
     for name in ("memcorr", "visual-transformer", "visual-unet"):
-        network = memcorr.load_policy(folders[name], "cpu").network
+        network = load_trained(folders[name], "cpu").network
         saved = load((folders[name] / "model.safetensors").read_bytes())
         state = network.state_dict()
         assert all(torch.equal(state[key], saved[f"network.{key}"]) for key in state)
@@ -332,7 +336,7 @@ def test_damaged_checkpoints_are_named(folders: dict[str, Path], tmp_path: Path)
             (folder / name).unlink(missing_ok=True)
             if content is not None:
                 (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-        return memcorr.load_policy(folder)
+        return load_trained(folder)
 
     good_text, good_bytes = re.sub(r',\s*"check": "\w+"', "", config.read_text()), model.read_bytes()
     assert loaded(good_text, good_bytes).design.name == "memcorr"

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from memcorr.correspondence.matches import Matches
-from memcorr.policy.relations import build_relations, centroid_matches, continued, empty_relations, permute_pairs
+from memcorr.policy.relations import build_relations, centroid_matches, empty_relations, permute_pairs
+from memcorr.policy.servo import continued
 from memcorr.spec import SPEC
 
 RNG = np.random.default_rng(0)

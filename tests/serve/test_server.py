@@ -23,8 +23,9 @@ from memcorr.cli import main
 from memcorr.correspondence.matcher import load_matcher
 from memcorr.demos.store import Store
 from memcorr.errors import UserError
+from memcorr.following.step import Look, Observation
 from memcorr.frames import Frame
-from memcorr.policy.policy import Look, load_policy
+from memcorr.policy.policy import load_policy
 from memcorr.serve.inference import KEPT, PREPARED, Inference, ServedReference
 from memcorr.serve.protocol import FRAME, encode
 from memcorr.serve.server import Settings
@@ -251,7 +252,7 @@ def test_few_references_stay_prepared(checkpoints: dict[str, str], store: Store)
     inference = Inference(load_policy(checkpoints["memcorr"]), load_matcher("flow"))
     references = [ServedReference(demonstration, inference.matcher) for _ in range(PREPARED + 2)]
     for reference in references:
-        inference.plan([Look(demonstration.frame(0), reference, 0)])
+        inference.plan([Look(Observation(demonstration.frame(0)), reference, 0)], [0])
     assert [bool(r._prepared) for r in references] == [False] * 2 + [True] * PREPARED
 
 
@@ -264,5 +265,5 @@ def test_motion_alone_is_served_without_a_matcher(checkpoints: dict[str, str], s
     policy, demonstration = load_policy(checkpoints["motion-literal"]), store.demonstration(0, "open")
     inference, frame = Inference(policy, load_matcher("flow")), demonstration.frame(0)
     assert inference.matcher is None
-    (plan,) = inference.plan([Look(frame, ServedReference(demonstration, None), 24)])
+    (plan,) = inference.plan([Look(Observation(frame), ServedReference(demonstration, None), 24)], [0])
     assert np.array_equal(plan.actions, policy.follow(demonstration).plan(frame, 24).actions) and plan.phase == 24

@@ -113,9 +113,9 @@ def measured_kinds(here: Path) -> tuple[Kind, ...]:
     import torch
 
     from memcorr.correspondence.embedded import train
-    from memcorr.correspondence.recorded import rows
     from memcorr.demos.store import Store, demonstration_path
     from memcorr.files import write_arrays, write_json
+    from memcorr.following import measured as rows
 
     length, root, rng = 20, here / "recorded", np.random.default_rng(0)
     root.mkdir()

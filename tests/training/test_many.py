@@ -13,15 +13,16 @@ import torch
 from memcorr.correspondence.cache import Cache, build_cache
 from memcorr.correspondence.matches import ground_truth_matches
 from memcorr.demos.collect import collect
-from memcorr.demos.course import Course, Progress, seen_phase, seen_phases
 from memcorr.demos.store import Store
 from memcorr.errors import UserError
 from memcorr.evaluation.evaluate import evaluate, usual
 from memcorr.evaluation.intervention import Intervention
 from memcorr.files import write_json
+from memcorr.following.course import Course, Progress, seen_phase, seen_phases
 from memcorr.policy.checkpoint import read_tensors
 from memcorr.policy.condition import own_state
-from memcorr.policy.relations import build_relations, continued, turned
+from memcorr.policy.relations import build_relations, turned
+from memcorr.policy.servo import continued
 from memcorr.spec import SPEC
 from memcorr.training.batches import Batches, draw, draw_turns
 from memcorr.training.dataset import Dataset, load_dataset, measure

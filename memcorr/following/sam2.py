@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from ...errors import UserError
-from ...frames import Frame
+from ..errors import UserError
+from ..frames import Frame
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # what its image encoder was trained with
 USUAL = "facebook/sam2.1-hiera-tiny"

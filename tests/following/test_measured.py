@@ -11,10 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from memcorr.correspondence.lift import match_frames
 from memcorr.correspondence.matcher import load_matcher
-from memcorr.correspondence.matches import located
-from memcorr.correspondence.recorded.rows import (
+from memcorr.demos.phase import next_of_same_task, windows
+from memcorr.demos.store import LAYOUT, Demonstration, Store, demonstration_path, write_demonstration
+from memcorr.errors import UserError
+from memcorr.files import write_json
+from memcorr.following.measured import (
     Measured,
     build_measured,
     chosen,
@@ -22,14 +24,11 @@ from memcorr.correspondence.recorded.rows import (
     in_words,
     read_measured,
 )
-from memcorr.demos.course import expected_phase
-from memcorr.demos.phase import next_of_same_task, windows
-from memcorr.demos.store import LAYOUT, Demonstration, Store, demonstration_path, write_demonstration
-from memcorr.errors import UserError
-from memcorr.files import write_json
+from memcorr.following.reference import Reference
+from memcorr.following.step import Following, Look, MatcherSource, Observation
 from memcorr.frames import Frame
 from memcorr.policy.checkpoint import read_tensors
-from memcorr.policy.policy import Reference, load_policy
+from memcorr.policy.policy import load_policy
 from memcorr.report.matching import Measured as Errors
 from memcorr.spec import SPEC
 from memcorr.training.batches import Batches
@@ -104,12 +103,11 @@ def test_every_row_is_matched_as_in_a_rollout(recorded: Store, seen: Measured) -
     query, reference = demonstrations[2], Reference(demonstrations[0], load_matcher("embedded"))
     assert (query.task, list(next_of_same_task([d.task for d in demonstrations]))) == ("open", [2, 3, 0, 1])
     first = windows(lengths[0]) + windows(lengths[1])
-    before = None
+    before, following = None, Following(MatcherSource(load_matcher("embedded")), "seen")
     for k in range(0, windows(len(query)), SPEC.executed):
-        j = expected_phase(before, k, len(reference))
-        matches = match_frames(load_matcher("embedded"), [reference.at(j)], [query.frame(k)])[0]
-        before, matches = located(matches, reference.course, j, query.gripper[k], before, k)
-        assert seen.reference_frame[first + k] == before.phase
+        (relation,) = following.step([Look(Observation(query.frame(k)), reference, k, before)])
+        before, matches = relation.progress, relation.matches
+        assert seen.reference_frame[first + k] == relation.phase and matches is not None
         assert np.allclose(seen.matches.p_live[first + k], matches.p_live, atol=1e-6)
         assert np.allclose(seen.matches.p_ref[first + k], matches.p_ref, atol=1e-6)
 

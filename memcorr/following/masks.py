@@ -20,16 +20,15 @@ from PIL import Image
 from scipy.spatial import cKDTree
 from tqdm import tqdm
 
-from ...demos.course import carried, interpolated, inverse
-from ...demos.store import Demonstration, Store, write_demonstration
-from ...errors import UserError
-from ...frames import Frame
-from ...runs import claimed
-from ...spec import SPEC, Array
-from ..lift import match_frames, prepare_references
-from ..matcher import Matcher, load_matcher
-from ..matches import motion_of
-from ..rigid import fit_motion
+from ..correspondence.lift import match_frames, prepare_references
+from ..correspondence.matcher import Matcher, load_matcher
+from ..correspondence.matches import motion_of
+from ..correspondence.rigid import carried, fit_motion, interpolated, inverse
+from ..demos.store import Demonstration, Store, write_demonstration
+from ..errors import UserError
+from ..frames import Frame
+from ..runs import claimed
+from ..spec import SPEC, Array
 
 Mask = NDArray[np.bool_]
 
@@ -57,8 +56,8 @@ class Segmenter(Protocol):
 
 # Imported when asked for, like matchers.
 SEGMENTERS: dict[str, str] = {
-    "matcher": "memcorr.correspondence.recorded.masks:MatcherSegmenter",
-    "sam2": "memcorr.correspondence.recorded.sam2:Sam2Segmenter",
+    "matcher": "memcorr.following.masks:MatcherSegmenter",
+    "sam2": "memcorr.following.sam2:Sam2Segmenter",
 }
 
 

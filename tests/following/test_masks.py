@@ -12,7 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from memcorr.correspondence.recorded.masks import (
+from memcorr.demos.store import LAYOUT, Demonstration, Store, read_demonstration, write_demonstration
+from memcorr.errors import UserError
+from memcorr.files import write_json
+from memcorr.following.masks import (
     MatcherSegmenter,
     Segmenter,
     Tracked,
@@ -21,9 +24,6 @@ from memcorr.correspondence.recorded.masks import (
     load_segmenter,
     overlap,
 )
-from memcorr.demos.store import LAYOUT, Demonstration, Store, read_demonstration, write_demonstration
-from memcorr.errors import UserError
-from memcorr.files import write_json
 from memcorr.frames import Frame
 from tests.test_files import damaged, quick, write_small
 from tests.test_runs import taken
@@ -137,7 +137,7 @@ def test_sam2_follows_its_first_mask(film: list[Frame], tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     from transformers.models.sam2_video import configuration_sam2_video as video
 
-    from memcorr.correspondence.recorded.sam2 import Sam2Segmenter
+    from memcorr.following.sam2 import Sam2Segmenter
 
     backbone = transformers.Sam2HieraDetConfig(
         hidden_size=16,

@@ -10,7 +10,7 @@ much points are moved in training. A cache is a folder: `measured.json` says how
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,18 +20,20 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from ...demos.course import Course, Progress, carried, expected_phase, interpolated, inverse
-from ...demos.phase import next_of_same_task, reference_phase, windows
-from ...demos.store import Demonstration, Store
-from ...errors import UserError
-from ...files import Form, digest_of, read_arrays, read_json, write_arrays, write_json
-from ...frames import Frame
-from ...runs import CORES, Workers, claimed, spread, threads
-from ...spec import SPEC, Array, Lifting, PhaseSource
-from ..cache import error_table
-from ..lift import ReferenceFrame, match_frames, prepare_references
-from ..matcher import Matcher, load_matcher, matcher_label, weights_digest
-from ..matches import Matches, join_matches, located, motion_of, residuals
+from ..correspondence.cache import error_table
+from ..correspondence.lift import match_frames, prepare_references
+from ..correspondence.matcher import Matcher, load_matcher, matcher_label, weights_digest
+from ..correspondence.matches import Matches, motion_of, residuals
+from ..correspondence.rigid import carried, inverse
+from ..demos.phase import next_of_same_task, windows
+from ..demos.store import Demonstration, Store
+from ..errors import UserError
+from ..files import Form, digest_of, read_arrays, read_json, write_arrays, write_json
+from ..runs import CORES, Workers, claimed, spread, threads
+from ..spec import SPEC, Array, Lifting, PhaseSource
+from .course import Progress
+from .reference import Reference
+from .step import Following, Look, MatcherSource, Observation
 
 MEASURED, ROWS, TABLE = "measured.json", "measured.safetensors", "agreement.json"
 AGAIN = "delete the folder and run the same `memcorr match` again"
@@ -97,89 +99,38 @@ def fingerprint(demonstrations: Sequence[Demonstration]) -> str:
     return digest.hexdigest()
 
 
-def seen_course(
-    matcher: Matcher, demonstration: Demonstration, at: Callable[[Sequence[int]], Sequence[ReferenceFrame]]
-) -> Course:
-    """How an object moved, as the matcher sees it from look to look; `at` gives frames that are prepared for it.
-
-    What lies between two looks is interpolated; a look that sees too little is left out.
-    """
-    length = len(demonstration)
-    looks = [*range(0, length - 1, SPEC.executed), length - 1]
-    prepared = dict(zip(looks, at(looks), strict=True))
-    frames = dict(zip(looks, demonstration.frames(looks), strict=True))
-    links = match_frames(matcher, [prepared[j] for j in looks[:-1]], [frames[j] for j in looks[1:]])
-    motion, known = [np.eye(4)], [0]
-    for i, j in enumerate(looks[1:]):
-        near = known[-1] == looks[i]
-        link = links[i] if near else match_frames(matcher, [prepared[known[-1]]], [frames[j]])[0]
-        if (step := motion_of(link)) is not None:
-            motion.append(step @ motion[-1])
-            known.append(j)
-    first = prepared[0]
-    return Course(first.p_ref[first.valid], interpolated(known, motion, length), demonstration.gripper)
-
-
-class Shown:
-    """A reference whose frames are prepared when they are first looked at."""
-
-    def __init__(self, matcher: Matcher, demonstration: Demonstration) -> None:
-        self.matcher, self.demonstration = matcher, demonstration
-        self._prepared: dict[int, ReferenceFrame] = {}
-        self._frames: dict[int, Frame] = {}
-
-    def at(self, phases: Sequence[int]) -> list[ReferenceFrame]:
-        missing = sorted(set(phases) - set(self._prepared))
-        frames = self.demonstration.frames(missing)
-        self._frames |= zip(missing, frames, strict=True)
-        self._prepared |= zip(missing, prepare_references(self.matcher, frames), strict=True)
-        return [self._prepared[j] for j in phases]
-
-    def frame(self, j: int) -> Frame:
-        return self._frames[j]
-
-
 def follow(
     matcher: Matcher, query: Demonstration, reference: Demonstration, phase: PhaseSource, lifting: Lifting
 ) -> dict[str, NDArray]:
     """All rows of one demonstration, matched to another as if it had been followed."""
-    shown, every = Shown(matcher, reference), SPEC.executed
-    course = seen_course(matcher, reference, shown.at)
-    before: dict[int, Progress] = {}
-    frames, matched, differ = [], [], []
+    shown, every = Reference(reference, matcher), SPEC.executed
+    following = Following(MatcherSource(matcher, lifting), phase)
+    before: dict[int, Progress | None] = {}
+    relations, differ = [], []
     for start in range(0, windows(len(query)), every):
-        anchors = np.arange(start, min(start + every, windows(len(query))))
+        anchors = range(start, min(start + every, windows(len(query))))
         live = query.frames(anchors)
-        if phase == "seen":
-            phases = [expected_phase(before.get(int(k) % every), int(k), len(reference)) for k in anchors]
-        else:
-            phases = [reference_phase(int(k), len(reference)) for k in anchors]
-        matches = match_frames(matcher, shown.at(phases), live, lifting)
-        back = [i for i, k in enumerate(anchors) if k % BACK_EVERY == 0]
+        looks = [
+            Look(Observation(frame), shown, k, before.get(k % every)) for k, frame in zip(anchors, live, strict=True)
+        ]
+        found = following.step(looks)
+        before = {k % every: relation.progress for k, relation in zip(anchors, found, strict=True)}
+        back = [(r, r.measured) for k, r in zip(anchors, found, strict=True) if k % BACK_EVERY == 0 and r.measured]
         returned = match_frames(
             matcher,
-            prepare_references(matcher, [live[i] for i in back], BACK),
-            [shown.frame(phases[i]) for i in back],
+            prepare_references(matcher, [r.frame for r, _ in back], BACK),
+            reference.frames([r.looked_at or 0 for r, _ in back]),
             lifting,
             BACK,
         )
-        differ += [e for n, i in enumerate(back) if (e := disagreement(matches[i], returned[n])) is not None]
-        for i, k in enumerate(anchors):
-            j, found = phases[i], matches[i]
-            if phase == "seen":
-                lane = int(k) % every
-                before[lane], found = located(found, course, j, query.gripper[k], before.get(lane), int(k))
-                j = before[lane].phase
-            frames.append(j)
-            matched.append(Matches(*(getattr(found, name)[None] for name in Matches.__dataclass_fields__)))
-    whole = join_matches(*matched)
+        differ += [e for n, (_, m) in enumerate(back) if (e := disagreement(m, returned[n])) is not None]
+        relations += found
+    course = shown.course
     middle = course.points.mean(axis=0) if len(course.points) else np.zeros(3)
+    matches = [r.matches for r in relations if r.matches is not None]
     return {
-        "reference_frame": np.array(frames),
-        "p_ref": whole.p_ref,
-        "p_live": whole.p_live,
-        "confidence": whole.confidence,
-        "valid": whole.valid,
+        "reference_frame": np.array([r.phase for r in relations]),
+        **{name: np.stack([getattr(m, name) for m in matches]) for name in Matches.__dataclass_fields__},
         "disagreement": np.stack(differ) if differ else np.zeros((0, SPEC.points, 3)),
         "motion": course.motion,  # of the reference: put in its place by `build_measured`
         "points": middle[None],
@@ -190,14 +141,14 @@ def disagreement(forward: Matches, backward: Matches) -> Array | None:
     """By how much live points (16, 3) differ from where the way back puts them, as one of two errors of the same size:
     divided by the square root of 2. Metres; None where either way sees too little."""
     T = motion_of(backward)
-    if T is None or motion_of(forward) is None:
+    if T is None or forward.valid.sum() < SPEC.min_valid:
         return None
     gap = (forward.p_live - carried(inverse(T), forward.p_ref)) / np.sqrt(2)
     return np.where(forward.valid[:, None], gap, 0.0)
 
 
 @dataclass(frozen=True)
-class Following:
+class Matching:
     """What a worker does with a stream of (demonstration, its reference, where its rows go)."""
 
     matcher: str
@@ -251,7 +202,7 @@ def build_measured(
                 for d, r, shard in zip(demonstrations, reference, shards, strict=True)
                 if not shard.exists()
             ]
-            work = Following(matcher, phase, lifting)
+            work = Matching(matcher, phase, lifting)
             done = len(shards) - len(jobs)
             with closing(spread(work, jobs, workers)) as results:
                 for _ in tqdm(results, f"match {settings.matcher}", total=len(shards), initial=done, unit="demo"):

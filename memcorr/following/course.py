@@ -17,16 +17,15 @@ No simulator truth is needed: motions come from matched points.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.spatial.transform import Rotation, Slerp
 
+from ..correspondence.rigid import carried
+from ..demos.phase import last_phase
 from ..spec import SPEC, Array
-from .phase import last_phase
 
 RELATION_M = 0.012  # usual error of the gripper as seen from the object
 TURN_M = 0.006  # of a point of the object, after the displacement of all was taken out
@@ -34,16 +33,6 @@ SHIFT_M, SHIFT_LIMIT = 0.010, 4.0  # of the displacement since the start; a base
 PACE, BACK_LIMIT, AHEAD_LIMIT = 8.0, 12.0, 9.0  # frames; what going back or ahead costs at most
 LOST_M, ON_COURSE_M = 0.03, 0.02  # the hand from every frame: where it is lost, and where it is back
 LOW_M, MOVED_M = 0.0, 0.008  # a hand that is low: this far below the gate; an object that was moved
-
-
-def carried(T: NDArray[np.floating], p: Array) -> Array:
-    """Points (n, 3) after the motions (..., 4, 4)."""
-    return np.asarray(p @ np.swapaxes(T[..., :3, :3], -1, -2) + T[..., None, :3, 3])
-
-
-def inverse(T: Array) -> Array:
-    """Of motions (..., 4, 4)."""
-    return np.asarray(np.linalg.inv(T), np.float64)
 
 
 @dataclass(frozen=True)
@@ -91,21 +80,6 @@ class Progress:
     displacement: Array  # (3,) of the object against the reference, metres, when the episode began
     elapsed: int = 0  # control steps made by then
     returning: bool = False  # to the gate, because no frame fits
-
-    def taken_up(self, elapsed: int) -> Progress:
-        """From the first look of an episode, for a reference that is begun only now."""
-        return replace(self, elapsed=elapsed)
-
-
-def interpolated(frames: Sequence[int], motions: Sequence[Array], length: int) -> Array:
-    """Motions (T, 4, 4) of every frame from those of some, the first and in order; after the last it stands still."""
-    path = Slerp(frames, Rotation.from_matrix([T[:3, :3] for T in motions])) if len(frames) > 1 else None
-    every = np.minimum(np.arange(length), frames[-1])
-    whole = np.tile(np.eye(4), (length, 1, 1))
-    whole[:, :3, :3] = np.eye(3) if path is None else path(every).as_matrix()
-    shifts = np.stack([T[:3, 3] for T in motions])
-    whole[:, :3, 3] = np.stack([np.interp(every, frames, shifts[:, axis]) for axis in range(3)], axis=-1)
-    return whole
 
 
 @dataclass(frozen=True)

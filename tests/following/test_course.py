@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
 from memcorr.correspondence.matches import ground_truth_matches, motion_of, retimed
-from memcorr.demos.course import Course, Progress, expected_phase, interpolated, seen_phase
+from memcorr.correspondence.rigid import interpolated
 from memcorr.demos.store import Demonstration, Store
+from memcorr.following.course import Course, Progress, expected_phase, seen_phase
 from memcorr.spec import SPEC, TASKS, Array, Task, opposite
 from memcorr.worlds.pairs import HANDLE_POINTS
 
@@ -106,7 +109,7 @@ def test_a_reference_that_is_taken_up_later_knows_how_the_object_stood() -> None
     now[1, 3] = 0.06
     first = seen_phase(course, np.eye(4), course.gripper[0], None, 0)
     hand = course.gripper[40] + [0, 0.06, 0]
-    assert seen_phase(course, now, hand, first.taken_up(48), 48).phase > 50
+    assert seen_phase(course, now, hand, dataclasses.replace(first, elapsed=48), 48).phase > 50
     assert seen_phase(course, now, hand, None, 48).phase < 50
 
 
@@ -123,7 +126,7 @@ def test_retimed_points_are_those_of_the_other_frame(store: Store) -> None:
     demonstration, live = store.demonstration(0, "close"), store.demonstration(1, "close")
     course = course_of(demonstration)
     at = [ground_truth_matches(HANDLE_POINTS, poses(demonstration)[j], poses(live)[70]) for j in (30, 75)]
-    moved = retimed(at[0], course, 30, 75)
+    moved = retimed(at[0], course.motion[75] @ np.linalg.inv(course.motion[30]))
     np.testing.assert_allclose(moved.p_ref, at[1].p_ref, atol=1e-9)
     np.testing.assert_array_equal(moved.p_live, at[1].p_live)
 

@@ -1,1 +1,0 @@
-"""Recordings of whose object nobody knows the truth: what a matcher alone makes of them."""

@@ -1,0 +1,70 @@
+"""A recording that is followed: its frames as a matcher needs them, and how its object moved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+
+from ..correspondence.lift import ReferenceFrame, match_frames, prepare_references
+from ..correspondence.matcher import Matcher
+from ..correspondence.matches import motion_of
+from ..correspondence.rigid import interpolated
+from ..demos.store import Demonstration
+from ..errors import UserError
+from ..frames import check_frame
+from ..spec import SPEC
+from .course import Course
+
+
+class Reference:
+    """A demonstration to follow; its frames are prepared for the matcher once, when they are first needed."""
+
+    def __init__(self, demonstration: Demonstration, matcher: Matcher | None) -> None:
+        if len(demonstration) < 2:
+            raise UserError(f"{demonstration.path}: a reference has at least two frames")
+        for name in ("gripper", "action"):  # what a policy may continue
+            if not np.isfinite(getattr(demonstration, name)).all():
+                raise UserError(f"{demonstration.path}: the reference's {name} holds NaN or infinity")
+        self.demonstration, self.matcher = demonstration, matcher
+        self._prepared: dict[int, ReferenceFrame] = {}
+
+    def __len__(self) -> int:
+        return len(self.demonstration)
+
+    def prepare(self, phases: Sequence[int]) -> None:
+        missing = sorted({j for j in phases if j not in self._prepared})
+        if self.matcher is None or not missing:
+            return
+        frames = self.demonstration.frames(missing)
+        for j, frame in zip(missing, frames, strict=True):
+            check_frame(frame, f"{self.demonstration.path}, frame {j}", self.demonstration.robot_state.shape[1])
+        self._prepared |= zip(missing, prepare_references(self.matcher, frames), strict=True)
+
+    def at(self, j: int) -> ReferenceFrame:
+        self.prepare([j])
+        return self._prepared[j]
+
+    @cached_property
+    def course(self) -> Course:
+        """How its object moved, as the matcher sees it every eight frames; made once.
+
+        Frames in between are interpolated; a frame in which too little is seen is left out.
+        """
+        assert self.matcher is not None
+        length = len(self)
+        looks = [*range(0, length - 1, SPEC.executed), length - 1]
+        self.prepare(looks)
+        prepared = {j: self._prepared[j] for j in looks}
+        frames = dict(zip(looks, self.demonstration.frames(looks), strict=True))
+        links = match_frames(self.matcher, [prepared[j] for j in looks[:-1]], [frames[j] for j in looks[1:]])
+        motion, known = [np.eye(4)], [0]
+        for i, j in enumerate(looks[1:]):
+            near = known[-1] == looks[i]
+            link = links[i] if near else match_frames(self.matcher, [prepared[known[-1]]], [frames[j]])[0]
+            if (step := motion_of(link)) is not None:
+                motion.append(step @ motion[-1])
+                known.append(j)
+        first = prepared[0]
+        return Course(first.p_ref[first.valid], interpolated(known, motion, length), self.demonstration.gripper)

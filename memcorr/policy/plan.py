@@ -1,0 +1,140 @@
+"""What a policy is asked and what it answers, and the follower that a user holds in hand.
+
+Whatever plans (a diffusion policy, the servo) takes the same `Request` and gives the same `Plan`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..correspondence.matcher import Matcher, load_matcher
+from ..correspondence.matches import Matches
+from ..demos.store import Demonstration
+from ..errors import UserError
+from ..following.course import Progress
+from ..following.reference import Reference
+from ..following.step import Following, Look, MatcherSource, Observation, Relation
+from ..frames import Frame, check_frame
+from ..spec import SPEC, Array
+from .checkpoint import Design
+
+
+def initial_noise(*key: int, width: int = SPEC.action_dim) -> NDArray[np.float32]:
+    """The Gaussian chunk (16, 4) that a sample starts from: a pure function of non-negative integers."""
+    return np.random.default_rng(key).standard_normal((SPEC.chunk, width), np.float32)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One chunk to be planned: how the scene relates to the reference, and the noise that the sample starts from."""
+
+    relation: Relation
+    noise: NDArray[np.float32]  # (16, 4)
+    task: int | None = None  # 0 or 1, for visual policies, which have no reference
+    empty: bool = False  # drop the condition
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sixteen actions, and how well the reference behind them was seen."""
+
+    actions: Array  # (16, 4) in the robot's units, each component in [-1, 1]; the first eight are for now
+    phase: int | None = None  # frame of the reference that it follows; None without a reference
+    matches: Matches | None = None  # the sixteen point pairs it was shown; None where nothing was matched
+    progress: Progress | None = None  # to be handed to the next look, where the phase is by what is seen
+
+    @property
+    def valid_points(self) -> int:
+        return 0 if self.matches is None else int(self.matches.valid.sum())
+
+    @property
+    def confidence(self) -> float:
+        """Mean over the valid points, 0 to 1; 0 without any."""
+        return float(self.matches.confidence[self.matches.valid].mean()) if self.matches and self.valid_points else 0.0
+
+    @property
+    def fallback(self) -> bool:
+        """Fewer than four valid points: planned from the robot's state alone, without the reference."""
+        return self.matches is not None and self.valid_points < SPEC.min_valid
+
+
+class Follows(ABC):
+    """Anything that follows references: the learned policies and the servo."""
+
+    design: Design
+    seed: int  # of its training
+    digest: str  # of its weights
+    device: str = "cpu"  # the kind that it computes on
+
+    @abstractmethod
+    def plan(self, requests: Sequence[Request], lanes: int = 1) -> list[Plan]:
+        """One plan per request, computed in batches of `lanes`: the same bits whoever else is in the batch."""
+
+    def follow(self, reference: Demonstration, matcher: str | Matcher = "embedded", lanes: int = 1) -> Follower:
+        """This policy bound to a reference; `Follower.swap` exchanges it at run time.
+
+        `matcher` is a name, a file of the embedded one's weights, or any object that is a `Matcher`.
+        `lanes` is the batch that a plan is computed in: evaluation uses 8, whose bits differ in the last place.
+        """
+        return Follower(self, reference, matcher, lanes)
+
+
+class Planner:
+    """A policy with its way of following: looks in, plans out, for any number at once."""
+
+    def __init__(self, policy: Follows, matcher: Matcher | None, lanes: int = 1) -> None:
+        d = policy.design
+        source = MatcherSource(matcher, d.lifting, lanes) if matcher is not None and d.needs_matches else None
+        self.policy, self.lanes, self.following = policy, lanes, Following(source, d.phase)
+
+    def plan(self, looks: Sequence[Look], noises: Sequence[NDArray[np.float32]]) -> list[Plan]:
+        """What continues each reference from what is seen, one to one."""
+        relations = self.following.step(looks)
+        return self.policy.plan([Request(r, z) for r, z in zip(relations, noises, strict=True)], self.lanes)
+
+
+class Follower:
+    """A policy that follows one reference; images are matched at every plan."""
+
+    def __init__(
+        self, policy: Follows, reference: Demonstration, matcher: str | Matcher = "embedded", lanes: int = 1
+    ) -> None:
+        if policy.design.visual:
+            raise UserError(f"{policy.design.name} follows no reference: it is given the task")
+        loaded = load_matcher(matcher) if isinstance(matcher, str) else matcher
+        used = loaded if policy.design.needs_matches else None
+        self.reference, self.planner = Reference(reference, used), Planner(policy, used, lanes)
+        self.progress: Progress | None = None  # of the episode under way
+        self.began: Observation | None = None  # its first frame
+        self.swapped = False  # since the last plan
+
+    def swap(self, reference: Demonstration) -> None:
+        """Follows another reference from the next plan on, in the middle of the episode; its steps may be counted
+        from here on or from the start of the episode."""
+        self.reference, self.progress, self.swapped = Reference(reference, self.reference.matcher), None, True
+
+    def plan(self, frame: Frame, elapsed: int, seed: int = 0, noise: NDArray[np.float32] | None = None) -> Plan:
+        """What continues the reference from `frame`, `elapsed` control steps after the start.
+
+        A frame that cannot be right (wrong shape or type, NaN in the robot's state, depth in millimetres)
+        is a ValueError that says so. With an empty mask, or too little of the object in sight, the plan
+        comes from the robot's state alone and its `fallback` is true: a careful robot then stands still.
+        `seed` draws the noise of the sample, unless `noise` (16, 4) is given. `elapsed` 0 begins an episode.
+        """
+        design = self.planner.policy.design
+        check_frame(frame, state_dim=design.state_dim)
+        if not elapsed and not self.swapped:
+            self.progress, self.began = None, None
+        if noise is None:
+            noise = initial_noise(seed, elapsed, width=design.action_dim)
+        look = Look(Observation(frame), self.reference, elapsed, self.progress, self.began)
+        (plan,) = self.planner.plan([look], [noise])
+        if not np.isfinite(plan.actions).all():  # the last gate before a robot
+            raise ValueError("the plan holds NaN or infinity: the frame, robot_state or gripper cannot be right")
+        self.progress, self.began, self.swapped = plan.progress, self.began or look.observation, False
+        return plan
