@@ -1,7 +1,7 @@
 """Policies on disk: JSON and safetensors, no pickles, every file whole or absent.
 
 config.json         how the policy was made; `Design` is what is needed to rebuild and to sample it
-model.safetensors   EMA weights and normalisation statistics
+model.safetensors   EMA weights and normalisation statistics; weights may be kept in half precision
 
 A training run keeps more beside them (`training.loop`).
 """
@@ -199,6 +199,7 @@ def read_checkpoint(folder: Path, device: torch.device) -> Checkpoint:
     config = read_config(folder, Configured)
     network = config.experiment.build(initialised=False)
     tensors, metadata, digest = read_tensors(folder / MODEL)
+    tensors = {name: t.float() if t.dtype == torch.float16 else t for name, t in tensors.items()}
     expected = model_forms(network, config.experiment)
     try:
         check_forms({name: (t.numpy().dtype, tuple(t.shape)) for name, t in tensors.items()}, expected)
