@@ -485,7 +485,7 @@ ALLOWED = {
     "bench/readers.py": "the plain readers that ours are measured against",
     "report/page.py": "figures that were drawn a moment ago",
     "audit/page.py": "the same",
-    "correspondence/recorded/masks.py": "masks that somebody drew",
+    "following/masks.py": "masks that somebody drew",
     "policy/hub.py": "a model card",
     "serve/server.py": "a key",
     "recordings/export.py": "a format of somebody else's, and its pictures",
