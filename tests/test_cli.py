@@ -45,7 +45,7 @@ BAD = (
     "collect --disturbed --world moon",
     "evaluate expert --phase seen",
     "evaluate expert --swap 8",
-    "evaluate replay --swap 8",
+    "evaluate replay --swap 3",
     "evaluate servo --swap 3",
     "evaluate shipped --swap -8",
     "evaluate shipped --swap 200",

@@ -25,7 +25,7 @@ class MemCorrConfig(PreTrainedConfig):
     design: str = ""  # JSON; filled in, so that weights can be read back
     train_seed: int = 0  # of the weights; part of the noise
 
-    n_action_steps: int = SPEC.executed
+    n_action_steps: int = SPEC.executed  # at most the horizon
     horizon: int = SPEC.chunk
     lanes: int = 8  # planned for together; less is padded, so that nobody's bits depend on company
 
@@ -40,6 +40,8 @@ class MemCorrConfig(PreTrainedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not 1 <= self.n_action_steps <= self.horizon:
+            raise ValueError(f"--policy.n_action_steps={self.n_action_steps}: a plan has {self.horizon} actions")
         self.input_features = self.input_features or {
             RGB: PolicyFeature(FeatureType.VISUAL, (3, SPEC.image_size, SPEC.image_size)),
             OBS_STATE: PolicyFeature(FeatureType.STATE, (SPEC.state_dim,)),

@@ -25,7 +25,7 @@ from memcorr.following.step import Look, Observation, Relation
 from memcorr.frames import Camera, Frame
 from memcorr.policy.checkpoint import Checkpoint, Design
 from memcorr.policy.condition import Normalisation
-from memcorr.policy.diffusion import q_sample, velocity
+from memcorr.policy.networks.diffusion import q_sample, velocity
 from memcorr.policy.plan import Planner, Request, initial_noise
 from memcorr.policy.policy import Policy, load_trained
 from memcorr.policy.servo import displacements

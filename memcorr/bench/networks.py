@@ -13,8 +13,8 @@ from multiprocessing.connection import Connection
 import torch
 
 from ..policy.condition import Condition
-from ..policy.sampler import make_sampler
-from ..policy.transformer import IMAGE_CHANNELS, ActionTransformer
+from ..policy.networks.sampler import make_sampler
+from ..policy.networks.transformer import IMAGE_CHANNELS, ActionTransformer
 from ..runs import keep_freed_memory
 from ..spec import SPEC, TASKS
 from ..training.batches import Batch

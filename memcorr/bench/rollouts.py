@@ -35,9 +35,9 @@ from ..following.reference import Reference
 from ..following.step import Look, Observation
 from ..policy.checkpoint import Checkpoint, Design
 from ..policy.condition import Condition, Normalisation
+from ..policy.networks.sampler import TransformerSampler
+from ..policy.networks.transformer import ActionTransformer
 from ..policy.policy import Policy, load_trained
-from ..policy.sampler import TransformerSampler
-from ..policy.transformer import ActionTransformer
 from ..runs import CORES, keep_freed_memory
 from ..spec import SPEC, TASKS, Task
 from ..worlds.scenes import demonstration_scenes, evaluation_scenes

@@ -16,8 +16,16 @@ from torch import Tensor, nn
 from ..correspondence.embedded.matcher import EmbeddedMatcher, images
 from ..correspondence.embedded.network import Pyramid
 from ..policy.condition import Condition
-from ..policy.diffusion import ddim_sample, guided
-from ..policy.transformer import DENOISER_BLOCKS, ENCODER_LAYERS, HEADS, HIDDEN, WIDTH, mlp, sinusoidal_embedding
+from ..policy.networks.diffusion import ddim_sample, guided
+from ..policy.networks.transformer import (
+    DENOISER_BLOCKS,
+    ENCODER_LAYERS,
+    HEADS,
+    HIDDEN,
+    WIDTH,
+    mlp,
+    sinusoidal_embedding,
+)
 from ..spec import SPEC, Array, Prediction, Schedule
 from ..training.batches import Batch
 from ..training.experiments import Experiment

@@ -23,9 +23,9 @@ from ..errors import UserError
 from ..files import Form, check_forms, converted, read_arrays, read_json, write_arrays, write_json
 from ..spec import SPEC, ActionKind, Lifting, PhaseSource, Prediction, Schedule, StateKind
 from .condition import Normalisation
+from .networks.transformer import ActionTransformer, VisualTransformer
+from .networks.unet import VisualUNet
 from .relations import Representation
-from .transformer import ActionTransformer, VisualTransformer
-from .unet import VisualUNet
 
 CONFIG, MODEL = "config.json", "model.safetensors"
 FORMAT: Literal[1] = 1  # of checkpoints; raise when a reader of the old format would be wrong

@@ -20,9 +20,9 @@ from ..spec import SPEC, Array
 from .checkpoint import CONFIG, MODEL, Checkpoint, Design, read_checkpoint
 from .condition import Condition, Images, build_condition, own_state, shrink
 from .hub import downloaded, is_repository
+from .networks.sampler import make_sampler
 from .plan import Follows, Plan, Request
 from .relations import Relations, build_relations, empty_relations
-from .sampler import make_sampler
 from .servo import SERVO, Servo, commands, displacements, hurried
 
 USUAL_ERROR = 0.2  # of what a network adds to the continued reference, in units of the largest action

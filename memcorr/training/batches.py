@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from ..correspondence.matches import Matches, join_matches
 from ..policy.condition import Condition, Normalisation, build_condition, join_conditions, own_state
-from ..policy.diffusion import paired_noise, q_sample, velocity
+from ..policy.networks.diffusion import paired_noise, q_sample, velocity
+from ..policy.networks.transformer import ActionTransformer
 from ..policy.relations import turned
-from ..policy.transformer import ActionTransformer
 from ..spec import SPEC, Array
 from .dataset import Dataset, Rows
 from .experiments import Experiment

@@ -48,7 +48,7 @@ from ..policy.checkpoint import (
     write_tensors,
 )
 from ..policy.condition import Normalisation
-from ..policy.transformer import parameter_total
+from ..policy.networks.transformer import parameter_total
 from ..runs import choose_device, claimed
 from ..runs import threads as torch_threads
 from .batches import Batch, Batches, draw, is_paired, predicted

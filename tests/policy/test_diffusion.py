@@ -12,7 +12,7 @@ from torch import Tensor
 from memcorr.bench.networks import random_condition
 from memcorr.bench.straightforward import from_ours, straightforward_sample
 from memcorr.policy.condition import Condition
-from memcorr.policy.diffusion import (
+from memcorr.policy.networks.diffusion import (
     alpha_bars,
     ddim_coefficients,
     ddim_sample,
@@ -24,9 +24,9 @@ from memcorr.policy.diffusion import (
     q_sample,
     velocity,
 )
-from memcorr.policy.sampler import make_sampler
-from memcorr.policy.transformer import ActionTransformer, VisualTransformer
-from memcorr.policy.unet import VisualUNet
+from memcorr.policy.networks.sampler import make_sampler
+from memcorr.policy.networks.transformer import ActionTransformer, VisualTransformer
+from memcorr.policy.networks.unet import VisualUNet
 from memcorr.spec import Prediction, Schedule
 
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)

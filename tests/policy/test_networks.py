@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from memcorr.bench.networks import random_condition
 from memcorr.bench.straightforward import from_ours
 from memcorr.policy.condition import Condition
-from memcorr.policy.transformer import ActionTransformer, VisualTransformer, parameter_total
-from memcorr.policy.unet import VisualUNet
+from memcorr.policy.networks.transformer import ActionTransformer, VisualTransformer, parameter_total
+from memcorr.policy.networks.unet import VisualUNet
 
 
 def some_input(size: int) -> tuple[Tensor, Tensor]:

@@ -27,7 +27,7 @@ from memcorr.evaluation.rollout import LANES, Decision, Job, Memory
 from memcorr.following.step import Relation
 from memcorr.frames import Camera, Frame
 from memcorr.policy.checkpoint import write_model
-from memcorr.policy.diffusion import ddim_sample
+from memcorr.policy.networks.diffusion import ddim_sample
 from memcorr.policy.plan import Request, initial_noise
 from memcorr.policy.policy import USUAL_ERROR, Policy, load_trained, trusted
 from memcorr.policy.servo import displacements

@@ -11,8 +11,8 @@ import torch
 from memcorr.correspondence.cache import Cache
 from memcorr.demos.store import Store
 from memcorr.errors import UserError
-from memcorr.policy.diffusion import paired_noise, q_sample
-from memcorr.policy.transformer import ActionTransformer
+from memcorr.policy.networks.diffusion import paired_noise, q_sample
+from memcorr.policy.networks.transformer import ActionTransformer
 from memcorr.training.batches import Batches
 from memcorr.training.dataset import Dataset, measure
 from memcorr.training.experiments import EXPERIMENTS, MAIN, Experiment

@@ -26,7 +26,7 @@ from memcorr.demos.store import Store
 from memcorr.errors import UserError
 from memcorr.files import converted
 from memcorr.policy.checkpoint import read_tensors
-from memcorr.policy.transformer import ActionTransformer
+from memcorr.policy.networks.transformer import ActionTransformer
 from memcorr.training import loop as training
 from memcorr.training.batches import Batches
 from memcorr.training.dataset import Dataset, measure

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..spec import SPEC, TASKS
-from .condition import Condition
+from ...spec import SPEC, TASKS
+from ..condition import Condition
 
 WIDTH, HEADS, HIDDEN = 128, 4, 512
 ENCODER_LAYERS, DENOISER_BLOCKS = 2, 4

@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..spec import SPEC, Prediction, Schedule
-from .condition import Condition
+from ...spec import SPEC, Prediction, Schedule
+from ..condition import Condition
 from .diffusion import ddim_coefficients, ddim_sample, ddim_step, ddim_timesteps, noise_of
 from .transformer import HEADS, HIDDEN, WIDTH, ActionTransformer, DenoiserBlock, heads
 from .unet import VisualUNet

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..spec import SPEC, TASKS
-from .condition import Condition
+from ...spec import SPEC, TASKS
+from ..condition import Condition
 from .transformer import IMAGE_CHANNELS, sinusoidal_embedding
 
 IMAGE_WIDTHS = (24, 32, 48, 64, 96)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..spec import SPEC, Prediction, Schedule
+from ...spec import SPEC, Prediction, Schedule
 
 LARGEST_BETA = 0.999  # of the squared cosine, whose last step would take everything
 

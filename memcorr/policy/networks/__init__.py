@@ -1,0 +1,1 @@
+"""The denoising networks, the diffusion process and the sampler."""
