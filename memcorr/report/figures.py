@@ -39,7 +39,7 @@ COLOURS = {
 }
 PAPER = Line2D([], [], linestyle="", marker="D", markerfacecolor="white", markeredgecolor="black", label="paper")
 SEED = Line2D([], [], linestyle="", marker="o", markerfacecolor="white", markeredgecolor="0.3", label="ours, one seed")
-SCENES = Path(__file__).parent / "pictures/scenes.png"  # drawn by docs/scenes.py
+SCENES = Path(__file__).parent / "pictures/scenes.png"  # drawn by scripts/draw_scenes.py
 STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 9.5,

@@ -1,7 +1,7 @@
 """Draws docs/pictures/method.png: the method in one picture, from a recorded reference and a real rollout.
 
-python docs/method.py                     # records the reference first (half a minute)
-python docs/method.py --data demo/demos   # or takes the one that `make demo` left
+python scripts/draw_method.py                     # records the reference first (half a minute)
+python scripts/draw_method.py --data demo/demos   # or takes the one that `make demo` left
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def main(data: Path | None = None) -> None:
     draw_tokens(page, 0.45, 1.12)
     draw_flow(page, 4.0, 0.4, 1.95, 1.2)
     draw_plan(page, moment, 6.9, 0.42, 1.75)
-    out = Path(__file__).parent / "pictures" / "method.png"
+    out = Path(__file__).parents[1] / "docs/pictures/method.png"
     plt.savefig(out, dpi=135, pil_kwargs={"optimize": True})
     print(f"wrote {out}, {out.stat().st_size / 1000:.0f} kB")
 

@@ -1,6 +1,6 @@
 """Draws memcorr/report/pictures/scenes.png: what stands in the report's figure of positions and viewpoints.
 
-python docs/scenes.py
+python scripts/draw_scenes.py
 
 Eleven views of 128 pixels side by side: four training scenes, four of the combined shift, and one scene of the
 camera test from -15, 0 and +15 degrees.
