@@ -43,7 +43,6 @@ TEST_SETS: tuple[TestSet, ...] = get_args(TestSet)
 Lifting = Literal["rigid", "object", "paper"]
 # How noise grows with the timestep: the paper's, and the squared cosine of Diffusion Policy, which ends in noise alone.
 Schedule = Literal["linear", "cosine"]
-ActionKind = Literal["absolute", "relative"]  # what is predicted: actions, or what they add to the reference's
 StateKind = Literal["absolute", "relative"]  # the robot's own state: where it is, or only how it is
 # What a network is asked for: the noise (the paper), or the velocity sqrt(alpha_bar) eps - sqrt(1 - alpha_bar) x_0,
 # which tells the action also where there is nothing but noise.

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..errors import UserError
 from ..files import Form, check_forms, converted, read_arrays, read_json, write_arrays, write_json
-from ..spec import SPEC, ActionKind, Lifting, PhaseSource, Prediction, Schedule, StateKind
+from ..spec import SPEC, Lifting, PhaseSource, Prediction, Schedule, StateKind
 from .condition import Normalisation
 from .networks.transformer import ActionTransformer, VisualTransformer
 from .networks.unet import VisualUNet
@@ -45,21 +45,6 @@ Positive = Annotated[float, Meta(ge=0)]
 AGAIN = "restore it, or train again into another folder"
 
 
-LATER = (
-    "schedule",
-    "predicts",
-    "lifting",
-    "state",
-    "actions",
-    "phase",
-    "ddim_steps",
-    "state_dim",
-    "action_dim",
-    "action_cm",
-    "action_limit",
-)  # fields that older configurations lack
-
-
 class Uninitialised(TorchFunctionMode):
     """Layers made in here keep whatever their memory holds."""
 
@@ -81,7 +66,6 @@ class Design:
     predicts: Prediction = "noise"
     lifting: Lifting = "rigid"  # of the points it was trained on, and follows
     state: StateKind = "absolute"
-    actions: ActionKind = "absolute"  # "relative": to those that would continue the reference (`relations.continued`)
     phase: PhaseSource = "elapsed"  # which frame of the reference is now, in training and live
     ddim_steps: Annotated[int, Meta(ge=2, le=SPEC.diffusion_steps)] = SPEC.ddim_steps
     state_dim: Annotated[int, Meta(ge=1, le=4096)] = SPEC.state_dim  # these four as the data has them
@@ -186,7 +170,7 @@ def read_config(folder: Path, kind: type[Kind], recipe: type | None = None) -> K
     given = content["experiment"].keys() if isinstance(content.get("experiment"), dict) else set()
     try:
         config = converted(content, kind)
-        if missing := [f.name for f in fields(Design) if f.name not in given and f.name not in LATER]:
+        if missing := [f.name for f in fields(Design) if f.name not in given]:
             raise ValueError(f"experiment: without {missing[0]}")
         if unknown := [n for n in given if recipe and n not in {f.name for f in fields(recipe)}]:
             raise ValueError(f"experiment: unknown field {unknown[0]}")

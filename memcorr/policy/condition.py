@@ -37,7 +37,7 @@ class Normalisation:
         return ((action - self.action_mean) / self.action_std).astype(np.float32)
 
     def original_action(self, x_0: NDArray[np.floating]) -> Array:
-        """Back to the units of the robot: actions, or what they add to those that they are relative to."""
+        """Back to the units of the robot."""
         return np.asarray(x_0 * self.action_std + self.action_mean)
 
 
@@ -77,7 +77,7 @@ def join_conditions(parts: Sequence[Condition]) -> Condition:
 
 
 def own_state(state: Array, kind: StateKind) -> Array:
-    """What a policy is told of the robot (..., 9). "relative" says nothing of where the hand is nor how it is turned
+    """What a policy knows of the robot (..., 9). "relative" says nothing of where the hand is nor how it is turned
     about the vertical: only how far out and how far down its fingertips are."""
     if kind == "absolute":
         return state

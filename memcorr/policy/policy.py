@@ -16,28 +16,15 @@ import torch
 
 from ..errors import UserError
 from ..runs import choose_device, padded
-from ..spec import SPEC, Array
 from .checkpoint import CONFIG, MODEL, Checkpoint, Design, read_checkpoint
 from .condition import Condition, Images, build_condition, own_state, shrink
 from .hub import downloaded, is_repository
 from .networks.sampler import make_sampler
 from .plan import Follows, Plan, Request
 from .relations import Relations, build_relations, empty_relations
-from .servo import SERVO, Servo, commands, displacements, hurried
+from .servo import SERVO, Servo, commands
 
-USUAL_ERROR = 0.2  # of what a network adds to the continued reference, in units of the largest action
 SHIPPED = Path(__file__).parent / "shipped"  # config.json and model.safetensors of the shipped policy
-
-
-def trusted(added: Array, limit: float = 1.0) -> Array:
-    """What the network adds (..., 16, A), as far as it stands out of the network's usual error: displacements d shrink
-    by max(0, 1 - (sigma / |d|)^2), |d| over the eight steps to come (James and Stein's estimate, around no addition).
-
-    Next to nothing has to be added where the reference can simply be continued, and much where it cannot.
-    """
-    squared = (added[..., : SPEC.executed, :3] ** 2).sum(axis=-1).mean(axis=-1)[..., None, None]
-    share = np.maximum(0.0, 1.0 - (USUAL_ERROR * limit) ** 2 / np.maximum(squared, 1e-12))
-    return np.concatenate([share * added[..., :3], added[..., 3:]], axis=-1)
 
 
 class Policy(Follows):
@@ -80,22 +67,15 @@ class Policy(Follows):
 
     def plan(self, requests: Sequence[Request], lanes: int = 1) -> list[Plan]:
         plans: list[Plan] = []
+        limit = self.design.action_limit
         for index in padded(len(requests), lanes):
             batch = [requests[i] for i in index]
             z = torch.from_numpy(np.stack([r.noise for r in batch])).to(self._where)
             sampled = self.sampler.sample(self.condition(batch).to(self._where), z)
             chunks = self.normalisation.original_action(sampled.cpu().numpy().astype(np.float64))
-            plans += [self._plan(chunk, request) for chunk, request in zip(chunks, batch, strict=True)]
+            for chunk, r in zip(np.clip(chunks, -limit, limit), (request.relation for request in batch), strict=True):
+                plans.append(Plan(chunk, r.phase, r.matches, r.progress))
         return plans[: len(requests)]
-
-    def _plan(self, chunk: Array, request: Request) -> Plan:
-        d, r = self.design, request.relation
-        if d.actions == "relative":
-            chunk = trusted(chunk, d.action_limit)
-            if not request.empty:
-                chunk[:, :3] += displacements(r, d.action_cm)
-        chunk = np.clip(chunk, -d.action_limit, d.action_limit)
-        return Plan(hurried(chunk, d.action_limit) if r.returning else chunk, r.phase, r.matches, r.progress)
 
 
 def policy_folder(policy: str | Path) -> Path:

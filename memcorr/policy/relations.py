@@ -42,10 +42,11 @@ def build_relations(
     `j` (...) its current frame j_k. With fewer than four valid points the condition is empty. Only
     the motion control does without `matches`.
 
-    "tracking" is for following closely: vectors in units that a network can learn from, in three of the four empty
-    fields how far the hand is from where the reference's will be, (g_{j+tau_l}^r - p_i^r) - (g_k^q - p_i^q), and in
-    place of the displacement of the scene what the reference's hand was told to do then (`command_ref` (..., T, 3)):
-    a hand that presses does not move.
+    "tracking" is for following closely: vectors in units that a network can learn from; in three of the four empty
+    fields how far the hand is from where the reference's will be, (g_{j+tau_l}^r - p_i^r) - (g_k^q - p_i^q), in the
+    last one the gripper command recorded there; and in place of the displacement of the scene what the reference's
+    hand was commanded (`command_ref` (..., T, A), centimetres and, last, the gripper): a hand that presses does not
+    move.
     """
     if representation == "motion":
         return _motion(gripper_ref, j)
@@ -67,7 +68,10 @@ def build_relations(
         assert command_ref is not None, "tracking needs the reference's commands"
         r[..., 14:17] = (r[..., 6:9] - r[..., 0:3]) / GAP_M
         r[..., 0:9] /= TRACKING_M
-        r[..., 9:12] = future(command_ref, j)[..., None, :, :] / COMMAND
+        commanded = future(command_ref, j)[..., None, :, :]
+        r[..., 9:12] = commanded[..., :3] / COMMAND
+        if commanded.shape[-1] > 3:
+            r[..., 17] = commanded[..., -1]
     enough = matches.valid.sum(axis=-1, keepdims=True) >= SPEC.min_valid
     return _masked(r, matches.valid & enough)
 

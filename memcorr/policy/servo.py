@@ -59,7 +59,7 @@ def continued(
     until that is done, and never undo a long way back.
     """
     frames = np.minimum(np.asarray(j)[..., None] + np.arange(SPEC.chunk), command_ref.shape[-2] - 1)
-    commanded = np.take_along_axis(np.asarray(command_ref), frames[..., None], axis=-2)
+    commanded = np.take_along_axis(np.asarray(command_ref)[..., :3], frames[..., None], axis=-2)
     there = future(gripper_ref, j)[..., 0, :]
     gap, steps = _way_back(matches, gripper_live, there, rotation, gains), []
     so_far = np.arange(gripper_ref.shape[-2]) <= np.asarray(j)[..., None]
@@ -116,10 +116,11 @@ def hurried(chunk: Array, limit: float = 1.0, gains: Gains = GAINS) -> Array:
 
 
 def commands(demonstration: Demonstration, action_cm: float = 1.0) -> Array:
-    """The commanded displacements (T, 3), centimetres per step; where they are unknown, how the hand moved."""
+    """What the hand was commanded (T, A): three displacements, centimetres per step, then the other numbers of the
+    action, the gripper's last. Where displacements are unknown, how the hand moved, and nothing more."""
     if not action_cm or demonstration.action.shape[1] < 3:
         return 100 * np.diff(demonstration.gripper, axis=0, append=demonstration.gripper[-1:])
-    return demonstration.action[:, :3] * action_cm
+    return np.concatenate([demonstration.action[:, :3] * action_cm, demonstration.action[:, 3:]], axis=1)
 
 
 def displacements(relation: Relation, action_cm: float = 1.0) -> Array:

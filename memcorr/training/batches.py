@@ -91,7 +91,7 @@ class Batches:
         frames = self._phases(rng, rows)
         if frames is not None:
             matches = self.dataset.retimed(rows, matches, frames)
-        chunks = self._chunks(rows, matches, self.dataset.reference_frame[rows] if frames is None else frames, dropped)
+        chunks = self._chunks(rows)
         z_t = q_sample(chunks, eps, t, self.experiment.schedule)
         return Batch(z_t, t, self.condition(rows, matches, frames).drop(dropped), self._target(chunks, eps, t))
 
@@ -111,7 +111,7 @@ class Batches:
         t = torch.from_numpy(rng.integers(0, SPEC.diffusion_steps, size * e.noises))
         eps = self._noise(rng, size * e.noises)
         dropped = torch.from_numpy(rng.random(size) < e.condition_dropout)
-        chunks = self._chunks(rows, matches, frames, dropped, turn).repeat_interleave(e.noises, 0)
+        chunks = self._chunks(rows, turn).repeat_interleave(e.noises, 0)
         z_t = q_sample(chunks, eps, t, e.schedule)
         return Batch(z_t, t, self.condition(rows, matches, frames, turn).drop(dropped), self._target(chunks, eps, t))
 
@@ -130,7 +130,7 @@ class Batches:
         rows = np.concatenate([row_open, row_close])
         both = None if turn is None else np.concatenate([turn, turn])
         matches = self._paired_matches(rng, pair, rows)
-        chunks = self._chunks(rows, matches, self.dataset.reference_frame[rows], turn=both)
+        chunks = self._chunks(rows, both)
         x_open, x_close = chunks.repeat_interleave(noises, 0).chunk(2)
         z_t, eps_open, eps_close = paired_noise(x_open, x_close, eps, t, self.experiment.schedule)
         targets = self._target(x_open, eps_open, t), self._target(x_close, eps_close, t)
@@ -176,14 +176,9 @@ class Batches:
     def _target(self, x_0: Tensor, eps: Tensor, t: Tensor) -> Tensor:
         return eps if self.experiment.predicts == "noise" else velocity(x_0, eps, t, self.experiment.schedule)
 
-    def _chunks(
-        self, rows: Rows, matches: Matches, frames: Rows, dropped: Tensor | None = None, turn: Array | None = None
-    ) -> Tensor:
-        """What is to be predicted. Who is shown nothing has nothing that an action could be relative to."""
+    def _chunks(self, rows: Rows, turn: Array | None = None) -> Tensor:
+        """The demonstrated actions (B, 16, 4), standardised."""
         chunk = self.dataset.windows.chunk[rows]
-        if self.experiment.actions == "relative":
-            shown = True if dropped is None else ~dropped.numpy()[:, None, None]
-            chunk[..., :3] -= np.where(shown, self.dataset.continued(rows, matches, frames), 0.0)
         if turn is not None:
             chunk = np.concatenate([np.einsum("bij,bnj->bni", turn, chunk[..., :2]), chunk[..., 2:]], axis=-1)
         return torch.from_numpy(self.normalisation.action(chunk))

@@ -24,16 +24,13 @@ from ..errors import UserError
 from ..following.course import Course, seen_phases
 from ..policy.condition import Images, Normalisation, own_state, shrink
 from ..policy.relations import Relations, Representation, build_relations
-from ..policy.servo import commands, continued
+from ..policy.servo import commands
 from ..spec import SPEC, TASKS, Array
 from ..worlds.pairs import find_pair
 from .experiments import MAIN, Experiment
 
 Rows = NDArray[np.int64]
 ASTRAY_M = 0.04
-RELATIVE_STD = (
-    0.2  # at least: most of what is relative is next to nothing, but clean predictions are cut at five of them
-)
 
 
 @dataclass(frozen=True)
@@ -70,18 +67,11 @@ def measure(datasets: Sequence[Dataset], recipe: Experiment = MAIN) -> Normalisa
     horizontal action has no direction on average, and the same size in both."""
     state = np.concatenate([own_state(d.windows.state, recipe.state) for d in datasets])
     chunk = np.concatenate([d.windows.chunk for d in datasets])
-    if recipe.actions == "relative":
-        beside = [
-            d.continued(np.arange(len(d)), d.ground_truth(np.arange(len(d))), d.reference_frame) for d in datasets
-        ]
-        chunk[..., :3] -= np.concatenate(beside)
     images = datasets[0].images
     depth = np.zeros(1) if images is None else images.depth
     mean, std = chunk.mean(axis=(0, 1)), chunk.std(axis=(0, 1))
     if recipe.turned:
         mean[:2], std[:2] = 0.0, np.sqrt((chunk[..., :2] ** 2).mean())
-    if recipe.actions == "relative":
-        std[:3] = np.maximum(std[:3], RELATIVE_STD / recipe.action_cm)
     return Normalisation(
         state_mean=state.mean(axis=0),
         state_std=np.maximum(state.std(axis=0), SPEC.state_std_floor),
@@ -103,7 +93,7 @@ class Dataset:
 
     windows: Windows
     gripper: Array  # (D, T, 3)
-    command: Array  # (D, T, 3) the displacement that was asked for, centimetres
+    command: Array  # (D, T, 4) what the hand was commanded: centimetres, and the gripper
     object_pose: Array  # (D, T, 4, 4)
     points: Array  # (16, 3) of the ground truth, in the moving body's frame; measured: (D, 3) the middle of the object
     reference: Rows  # (D,) the demonstration each one is conditioned on
@@ -113,7 +103,6 @@ class Dataset:
     both: Rows  # (P, 2) demonstrations of different tasks from one start
     live: Array | None = None  # (N, 4, 4)
     measured: Matches | None = None  # (N, 16, ...) with the references at `reference_frame`
-    action_cm: float = 1.0  # by which an action of 1 moves the hand
 
     @cached_property
     def astray(self) -> Rows:
@@ -196,13 +185,6 @@ class Dataset:
             matches, self.gripper[d, anchor], self.gripper[r], frames, representation, self.command[r]
         )
 
-    def continued(self, rows: Rows, matches: Matches, frames: Rows) -> Array:
-        """What would continue the references at `frames`, (B, 16, 3)."""
-        d, anchor = self.windows.demonstration[rows], self.windows.anchor[rows]
-        r = self.reference[d]
-        whole = continued(matches, self.gripper[d, anchor], self.gripper[r], frames, self.command[r])
-        return whole / self.action_cm
-
     def row_images(self, rows: Rows) -> Images:
         assert self.images is not None
         d, anchor = self.windows.demonstration[rows], self.windows.anchor[rows]
@@ -252,7 +234,6 @@ def load_dataset(
         images=_load_images(store, pairs) if images else None,
         lengths=np.array([len(d) for d in queries]),
         both=np.arange(len(queries)).reshape(-1, count),
-        action_cm=recipe.action_cm,
     )
     dataset.first_rows(np.arange(len(pairs)))  # complains where recordings that should start together do not
     return dataset

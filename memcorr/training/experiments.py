@@ -92,7 +92,7 @@ _VISUAL = dataclasses.replace(MAIN, name="visual-transformer", network="visual-t
 _UNET = dataclasses.replace(
     _VISUAL, name="visual-unet", network="visual-unet", paired=False, condition_dropout=0.0, guidance=1.0
 )
-# Follows by what is seen: actions relative to those that would continue the reference.
+# Follows by what is seen. The reference's commands and the gap to its hand are inputs like any other.
 _SEEING = dataclasses.replace(
     MAIN,
     representation="tracking",
@@ -100,9 +100,7 @@ _SEEING = dataclasses.replace(
     schedule="cosine",
     predicts="velocity",
     state="relative",
-    actions="relative",
     phase="seen",
-    ddim_steps=2,  # what is added has one peak; further steps add the network's own error
     phase_errors=(-6, 6),
     paired_every=8,
     turned=True,

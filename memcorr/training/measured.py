@@ -70,8 +70,8 @@ def fitted(recipe: Experiment, demonstrations: Sequence[Demonstration]) -> tuple
     if cm:
         said.append(f"an action of 1 moves the hand by {cm:g} cm, which explains {100 * share:.0f} % of its motion")
     else:
-        said.append("actions are no displacements of the hand: they are predicted whole, and rows are not turned")
-        changes |= {"actions": "absolute", "turned": False}
+        said.append("actions are no displacements of the hand: rows are not turned")
+        changes["turned"] = False
     changes["action_cm"] = cm
     if state_dim != SPEC.state_dim:
         said.append(f"robot_state has {state_dim} numbers, which are taken as they are")
@@ -115,7 +115,6 @@ def load_measured(demonstrations: Sequence[Demonstration], seen: Measured, recip
         both=both,
         live=_live(seen, T_ref),
         measured=seen.matches,
-        action_cm=recipe.action_cm or 1.0,
     )
 
 
