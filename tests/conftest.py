@@ -63,7 +63,7 @@ def cache(dataset: Dataset) -> Cache:
     chosen = np.sort(np.concatenate([first, others]))
     d, anchor = dataset.windows.demonstration[chosen], dataset.windows.anchor[chosen]
     j = dataset.reference_frame[chosen]
-    p_ref = dataset.ground_truth(chosen).p_ref + rng.normal(scale=0.02, size=(rows, 16, 3))
+    p_ref = dataset.own_matches(chosen).p_ref + rng.normal(scale=0.02, size=(rows, 16, 3))
     T_ref, T_live = dataset.object_pose[dataset.reference[d], j], dataset.object_pose[d, anchor]
     p_true = carried(T_live @ np.linalg.inv(T_ref), p_ref)
     p_live = p_true + rng.normal(scale=0.01, size=p_true.shape)

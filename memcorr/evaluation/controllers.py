@@ -40,7 +40,7 @@ class PolicyController:
         self.policy, self.shown, self.watch, self.lanes = policy, shown, Stopwatch(), lanes
         self.matcher = None if shown.matcher in (GROUND_TRUTH, NO_MATCHER) else load_matcher(shown.matcher)
         self.references = {task: Reference(d, self.matcher) for task, d in demonstrations.items()}
-        self.following = Following(self._source(), shown.phase_from, shown.phase)
+        self.following = Following(self._source(), shown.phase_from, shown.phase, policy.design.phase_costs)
         with self.watch("references"):  # every phase that a rollout can reach
             for reference in self.references.values():
                 looks = range(0, SPEC.episode_steps, SPEC.executed)

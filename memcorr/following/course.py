@@ -6,12 +6,12 @@ live gripper. Three things are compared with every frame of the course:
 
   relation     the gripper as seen from the object: knows nothing of where the object stands
   articulation how the object is turned, and how far it has moved since the episode began
-  time         as many steps onward as were made since the last look; what breaks ties while things stand still
+  time         as many steps onward as were made since the last observation; what breaks ties while things stand still
 
-Each is a squared distance in units of its usual error; displacement and time are cut off where they have said
-all they can, so that a scene that was set back can carry the phase back. Where a low hand fits no frame at all
-(it stands on the wrong side of what it should push, or was pushed away), the phase returns to the *gate*, where the
-reference's hand came down to the object, and stays there until the hand is back on course.
+Each is a squared distance in units of its usual error (`PhaseCosts`); displacement and time are cut off where they
+have said all they can, so that a scene that was set back can carry the phase back. Where a low hand fits no frame at
+all (it stands on the wrong side of what it should push, or was pushed away), it is *off-track*: the phase returns to
+the *pre-contact frame*, where the reference's hand came down to the object, and stays there until the hand is back.
 No simulator truth is needed: motions come from matched points.
 """
 
@@ -27,12 +27,25 @@ from ..correspondence.rigid import carried
 from ..demos.phase import last_phase
 from ..spec import SPEC, Array
 
-RELATION_M = 0.012  # usual error of the gripper as seen from the object
-TURN_M = 0.006  # of a point of the object, after the displacement of all was taken out
-SHIFT_M, SHIFT_LIMIT = 0.010, 4.0  # of the displacement since the start; a base may be moved in mid-episode
-PACE, BACK_LIMIT, AHEAD_LIMIT = 8.0, 12.0, 9.0  # frames; what going back or ahead costs at most
-LOST_M, ON_COURSE_M = 0.03, 0.02  # the hand from every frame: where it is lost, and where it is back
-LOW_M, MOVED_M = 0.0, 0.008  # a hand that is low: this far below the gate; an object that was moved
+
+@dataclass(frozen=True)
+class PhaseCosts:
+    """How the phase is found by what is seen. Costs are squared distances in units of these usual errors."""
+
+    relation_m: float = 0.012  # usual error of the gripper's place as seen from the object
+    turn_m: float = 0.006  # of a point of the object, after the mean displacement was taken out
+    shift_m: float = 0.010  # of the object's displacement since the episode began
+    shift_limit: float = 4.0  # usual errors, at most: an object's base may be moved in mid-episode
+    pace_frames: float = 8.0  # usual error of the steps made since the last observation
+    back_limit: float = 12.0  # cost of going back, at most
+    ahead_limit: float = 9.0  # cost of going ahead, at most
+    off_track_m: float = 0.03  # a hand this far from where every frame has it is off-track
+    back_on_track_m: float = 0.02  # and as near as this it is back
+    low_m: float = 0.0  # only a hand this far below the pre-contact frame's can be off-track
+    moved_m: float = 0.008  # an object whose points moved by so much on average was moved
+
+
+USUAL = PhaseCosts()
 
 
 @dataclass(frozen=True)
@@ -50,10 +63,14 @@ class Course:
         return np.einsum("tji,tj->ti", R, self.gripper - t)
 
     @cached_property
-    def gate(self) -> int:
+    def moved(self) -> Array:
+        """(T,) mean distance of the points from where they were in the first frame, metres."""
+        return np.linalg.norm(carried(self.motion, self.points) - self.points, axis=-1).mean(axis=-1)
+
+    def pre_contact_frame(self, moved_m: float = USUAL.moved_m) -> int:
         """Where the hand comes down before the object moves: half-way from the highest frame to the lowest after it."""
-        shift = np.linalg.norm(carried(self.motion, self.points) - self.points, axis=-1).mean(axis=-1)
-        still = int(np.argmax(shift > MOVED_M)) if (shift > MOVED_M).any() else len(shift)
+        moving = self.moved > moved_m
+        still = int(np.argmax(moving)) if moving.any() else len(moving)
         height = self.gripper[: max(still, 1), 2]
         top = int(height.argmax())
         down = top + int(np.argmax(height[top:] <= (height[top] + height[top:].min()) / 2))
@@ -74,26 +91,26 @@ class Course:
 
 @dataclass(frozen=True)
 class Progress:
-    """What is remembered from one look to the next."""
+    """What is remembered from one observation to the next."""
 
     phase: int
     displacement: Array  # (3,) of the object against the reference, metres, when the episode began
     elapsed: int = 0  # control steps made by then
-    returning: bool = False  # to the gate, because no frame fits
+    returning: bool = False  # off-track: on the way back to the pre-contact frame
 
 
 @dataclass(frozen=True)
-class Looks:
+class Comparison:
     """K live scenes against the T frames of a course."""
 
     cost: Array  # (K, T) of relation and turn
     displacement: Array  # (K, T, 3) of the object, metres
     relation: Array  # (K, T) the hand as seen from the object, from where the reference's was, metres
-    below: Array  # (K,) how far the hand is below the reference's at the gate, metres
-    gate: int
+    below: Array  # (K,) how far the hand is below the reference's at the pre-contact frame, metres
+    pre_contact: int
 
 
-def compare(course: Course, motion: Array, gripper: Array) -> Looks:
+def compare(course: Course, motion: Array, gripper: Array, costs: PhaseCosts = USUAL) -> Comparison:
     """`motion` (K, 4, 4) carries the points of the course's first frame to where they are in each scene, `gripper`
     (K, 3) are the live ones."""
     frames = np.arange(last_phase(len(course.motion)) + 1)
@@ -101,15 +118,16 @@ def compare(course: Course, motion: Array, gripper: Array) -> Looks:
     relation = np.linalg.norm(course.relation[frames] - live[:, None], axis=-1)
     now, (middle, then) = carried(motion, course.points), course.places  # (K, n, 3)
     displacement = now.mean(axis=1)[:, None] - middle[frames]
-    below = course.gripper[course.gate, 2] + displacement[:, course.gate, 2] - gripper[:, 2]
+    before = course.pre_contact_frame(costs.moved_m)
+    below = course.gripper[before, 2] + displacement[:, before, 2] - gripper[:, 2]
     now = now - now.mean(axis=1, keepdims=True)
     turned_squared = ((now[:, None] - then[frames]) ** 2).sum(axis=-1).mean(axis=-1)
-    cost = (relation / RELATION_M) ** 2 + turned_squared / TURN_M**2
-    return Looks(cost, displacement, relation, below, course.gate)
+    cost = (relation / costs.relation_m) ** 2 + turned_squared / costs.turn_m**2
+    return Comparison(cost, displacement, relation, below, before)
 
 
 def expected_phase(before: Progress | None, elapsed: int, length: int) -> int:
-    """The frame to look at: about as many on as steps were made since the last look; the first at the first.
+    """The frame to look at: about as many on as steps were made since the last observation; the first at the first.
 
     Always one of every eighth, so that a reference is prepared once and a live step costs one match.
     """
@@ -119,45 +137,59 @@ def expected_phase(before: Progress | None, elapsed: int, length: int) -> int:
     return min(SPEC.executed * round(frame / SPEC.executed), last_phase(length) // SPEC.executed * SPEC.executed)
 
 
-def seen_phase(course: Course, motion: Array, gripper: Array, before: Progress | None, elapsed: int) -> Progress:
+def seen_phase(
+    course: Course,
+    motion: Array,
+    gripper: Array,
+    before: Progress | None,
+    elapsed: int,
+    costs: PhaseCosts = USUAL,
+) -> Progress:
     """The frame of the course that looks most like the live scene.
 
     `motion` (4, 4) and `gripper` (3) as in `compare`; `elapsed` steps have been made; `before` is None at the first
-    look.
+    observation.
     """
-    return _next(compare(course, motion[None], gripper[None]), 0, before, elapsed)
+    return _next(compare(course, motion[None], gripper[None], costs), 0, before, elapsed, costs)
 
 
 def seen_phases(
-    course: Course, motion: Array, gripper: Array, every: int, begun: Array | None = None
+    course: Course,
+    motion: Array,
+    gripper: Array,
+    every: int,
+    begun: Array | None = None,
+    costs: PhaseCosts = USUAL,
 ) -> NDArray[np.int64]:
-    """The phase (K,) of each frame of a recording, had it been followed with a look at it and at every so many
+    """The phase (K,) of each frame of a recording, had it been followed with an observation there and at every so many
     frames before. `begun` (3,) is the object's displacement when the episode began, if that was before."""
-    looks = compare(course, motion, gripper)
+    seen = compare(course, motion, gripper, costs)
     phases = np.zeros(len(motion), np.int64)
     for first in range(min(every, len(motion))):
         progress = None if begun is None else Progress(0, begun, first)
         for k in range(first, len(motion), every):
-            progress = _next(looks, k, progress, k)
+            progress = _next(seen, k, progress, k, costs)
             phases[k] = progress.phase
     return phases
 
 
-def _next(looks: Looks, k: int, before: Progress | None, elapsed: int) -> Progress:
-    cost, displacement = looks.cost[k], looks.displacement[k]
+def _next(seen: Comparison, k: int, before: Progress | None, elapsed: int, costs: PhaseCosts) -> Progress:
+    cost, displacement, relation = seen.cost[k], seen.displacement[k], seen.relation[k]
     frames = np.arange(len(cost))
     if before is None:
-        phase = int((cost + np.minimum((frames / PACE) ** 2, AHEAD_LIMIT)).argmin())
+        phase = int((cost + np.minimum((frames / costs.pace_frames) ** 2, costs.ahead_limit)).argmin())
         begun = displacement[phase]
     else:
         begun = before.displacement
         moved = np.linalg.norm(displacement - begun, axis=-1)
         late = frames - (before.phase + elapsed - before.elapsed)
-        cost = cost + np.minimum((moved / SHIFT_M) ** 2, SHIFT_LIMIT**2)
-        cost += np.minimum((late / PACE) ** 2, np.where(late < 0, BACK_LIMIT, AHEAD_LIMIT))
+        cost = cost + np.minimum((moved / costs.shift_m) ** 2, costs.shift_limit**2)
+        cost += np.minimum((late / costs.pace_frames) ** 2, np.where(late < 0, costs.back_limit, costs.ahead_limit))
         phase = int(cost.argmin())
     if before is not None and before.returning:
-        returning = looks.relation[k].min() > ON_COURSE_M and looks.relation[k, looks.gate] > 1.5 * ON_COURSE_M
+        near = costs.back_on_track_m
+        returning = relation.min() > near and relation[seen.pre_contact] > 1.5 * near
     else:
-        returning = phase > looks.gate and looks.relation[k, phase] > LOST_M and looks.below[k] > LOW_M
-    return Progress(looks.gate if returning else phase, begun, elapsed, bool(returning))
+        off_track = relation[phase] > costs.off_track_m and seen.below[k] > costs.low_m
+        returning = phase > seen.pre_contact and off_track
+    return Progress(seen.pre_contact if returning else phase, begun, elapsed, bool(returning))

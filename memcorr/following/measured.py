@@ -31,7 +31,7 @@ from ..errors import UserError
 from ..files import Form, digest_of, read_arrays, read_json, write_arrays, write_json
 from ..runs import CORES, Workers, claimed, spread, threads
 from ..spec import SPEC, Array, Lifting, PhaseSource
-from .course import Progress
+from .course import USUAL, PhaseCosts, Progress
 from .reference import Reference
 from .step import Following, Look, MatcherSource, Observation
 
@@ -62,6 +62,7 @@ class Settings:
     matcher: str
     weights: str  # of the embedded matcher
     lifting: Lifting
+    phase_costs: PhaseCosts = USUAL
 
     @property
     def rows(self) -> int:

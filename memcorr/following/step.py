@@ -25,7 +25,7 @@ from ..demos.store import Demonstration
 from ..errors import UserError
 from ..frames import Frame
 from ..spec import Array, Lifting, PhaseSource
-from .course import Course, Progress, expected_phase, seen_phase
+from .course import USUAL, Course, PhaseCosts, Progress, expected_phase, seen_phase
 from .reference import Reference
 
 Clock = Callable[[int, int], int]  # elapsed steps and frames of the reference -> frame
@@ -130,9 +130,13 @@ class Following:
     """How references are followed: by which source and which phase."""
 
     def __init__(
-        self, source: MatchSource | None, phase: PhaseSource = "elapsed", clock: Clock = reference_phase
+        self,
+        source: MatchSource | None,
+        phase: PhaseSource = "elapsed",
+        clock: Clock = reference_phase,
+        costs: PhaseCosts = USUAL,
     ) -> None:
-        self.source, self.clock = source, clock
+        self.source, self.clock, self.costs = source, clock, costs
         self.seen = phase == "seen" and source is not None
 
     def step(self, looks: Sequence[Look]) -> list[Relation]:
@@ -179,7 +183,7 @@ class Following:
             displacement = np.zeros(3) if look.before is None else look.before.displacement
             return replace(known, progress=Progress(j, displacement, look.elapsed))
         course = self.source.course(look.reference)
-        progress = seen_phase(course, motion @ course.motion[j], frame.gripper, look.before, look.elapsed)
+        progress = seen_phase(course, motion @ course.motion[j], frame.gripper, look.before, look.elapsed, self.costs)
         along = course.motion[progress.phase] @ np.linalg.inv(course.motion[j])
         found, at = retimed(matches, along), progress.phase
         return replace(known, phase=at, matches=found, motion=motion @ inverse(along), progress=progress)

@@ -21,11 +21,12 @@ from torch.overrides import TorchFunctionMode
 
 from ..errors import UserError
 from ..files import Form, check_forms, converted, read_arrays, read_json, write_arrays, write_json
+from ..following.course import USUAL, PhaseCosts
 from ..spec import SPEC, Lifting, PhaseSource, Prediction, Schedule, StateKind
 from .condition import Normalisation
 from .networks.transformer import ActionTransformer, VisualTransformer
 from .networks.unet import VisualUNet
-from .relations import Representation
+from .relations import TRACKING, Representation, TrackingUnits
 
 CONFIG, MODEL = "config.json", "model.safetensors"
 FORMAT: Literal[1] = 1  # of checkpoints; raise when a reader of the old format would be wrong
@@ -67,6 +68,8 @@ class Design:
     lifting: Lifting = "rigid"  # of the points it was trained on, and follows
     state: StateKind = "absolute"
     phase: PhaseSource = "elapsed"  # which frame of the reference is now, in training and live
+    phase_costs: PhaseCosts = USUAL  # where it is by what is seen
+    tracking: TrackingUnits = TRACKING  # of the tokens, where they are for tracking
     ddim_steps: Annotated[int, Meta(ge=2, le=SPEC.diffusion_steps)] = SPEC.ddim_steps
     state_dim: Annotated[int, Meta(ge=1, le=4096)] = SPEC.state_dim  # these four as the data has them
     action_dim: Annotated[int, Meta(ge=1, le=4096)] = SPEC.action_dim

@@ -90,7 +90,8 @@ class Planner:
     def __init__(self, policy: Follows, matcher: Matcher | None, lanes: int = 1) -> None:
         d = policy.design
         source = MatcherSource(matcher, d.lifting, lanes) if matcher is not None and d.needs_matches else None
-        self.policy, self.lanes, self.following = policy, lanes, Following(source, d.phase)
+        self.policy, self.lanes = policy, lanes
+        self.following = Following(source, d.phase, costs=d.phase_costs)
 
     def plan(self, looks: Sequence[Look], noises: Sequence[NDArray[np.float32]]) -> list[Plan]:
         """What continues each reference from what is seen, one to one."""

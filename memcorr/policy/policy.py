@@ -62,7 +62,7 @@ class Policy(Follows):
             return empty_relations()
         d, recorded = self.design, commands(r.reference, self.design.action_cm)
         return build_relations(
-            r.matches, r.frame.gripper, r.reference.gripper, r.phase, d.representation, command_ref=recorded
+            r.matches, r.frame.gripper, r.reference.gripper, r.phase, d.representation, recorded, d.tracking
         )
 
     def plan(self, requests: Sequence[Request], lanes: int = 1) -> list[Plan]:

@@ -16,8 +16,19 @@ from ..correspondence.matches import Matches
 from ..spec import SPEC, Array
 
 Representation = Literal["full", "motion", "centroid", "tracking"]
-TRACKING_M, GAP_M, COMMAND = 0.1, 0.02, 0.3  # metres, metres and actions that count as 1 in "tracking"
 VECTORS = (0, 3, 6, 9, 14)  # first fields of what turns with the world
+
+
+@dataclass(frozen=True)
+class TrackingUnits:
+    """What counts as 1 in the tokens of "tracking"."""
+
+    vector_m: float = 0.1  # of the paper's vectors
+    gap_m: float = 0.02  # of the hand's distance to where the reference's will be
+    command_cm: float = 0.3  # of what the reference's hand was commanded per step
+
+
+TRACKING = TrackingUnits()
 
 
 @dataclass(frozen=True)
@@ -35,6 +46,7 @@ def build_relations(
     j: NDArray[np.int64] | int,
     representation: Representation = "full",
     command_ref: Array | None = None,
+    units: TrackingUnits = TRACKING,
 ) -> Relations:
     """Eq. (token): r_il = [g_k^q - p_i^q, g_j^r - p_i^r, g_{j+tau_l}^r - p_i^r, p_i^q - p_i^r, c_i, l/3, 0_4].
 
@@ -66,10 +78,10 @@ def build_relations(
     r[..., 13] = np.arange(offsets) / (offsets - 1)
     if representation == "tracking":
         assert command_ref is not None, "tracking needs the reference's commands"
-        r[..., 14:17] = (r[..., 6:9] - r[..., 0:3]) / GAP_M
-        r[..., 0:9] /= TRACKING_M
+        r[..., 14:17] = (r[..., 6:9] - r[..., 0:3]) / units.gap_m
+        r[..., 0:9] /= units.vector_m
         commanded = future(command_ref, j)[..., None, :, :]
-        r[..., 9:12] = commanded[..., :3] / COMMAND
+        r[..., 9:12] = commanded[..., :3] / units.command_cm
         if commanded.shape[-1] > 3:
             r[..., 17] = commanded[..., -1]
     enough = matches.valid.sum(axis=-1, keepdims=True) >= SPEC.min_valid

@@ -18,9 +18,9 @@ from ..policy.networks.diffusion import paired_noise, q_sample, velocity
 from ..policy.networks.transformer import ActionTransformer
 from ..policy.relations import turned
 from ..spec import SPEC, Array
-from .dataset import Dataset, Rows
+from .dataset import Dataset, Rows, Simulated
 from .experiments import Experiment
-from .mixture import Lent, Mixture, source_counts
+from .mixture import Mixture, Resampled, source_counts
 
 
 def draw_turns(rng: np.random.Generator, size: int) -> Array:
@@ -68,13 +68,14 @@ class Batch:
 
 @dataclass(frozen=True)
 class Batches:
-    """Draws batches of one experiment. With a `mixture` the conditions are those of stage two."""
+    """Draws batches of one experiment. With a `mixture` the conditions are those of stage two; with `resampled` errors
+    they are a matcher's from the start."""
 
     dataset: Dataset
     normalisation: Normalisation
     experiment: Experiment
     mixture: Mixture | None = None
-    lent: Lent | None = None
+    resampled: Resampled | None = None
 
     def draw(self, seed: int, update: int) -> Batch:
         """The batch of one update, of this world alone."""
@@ -82,35 +83,19 @@ class Batches:
 
     def standard(self, rng: np.random.Generator, size: int) -> Batch:
         """Uniform rows and timesteps, independent noise, condition dropout."""
-        if self.lent is not None:
-            return self._standard_lent(rng, size, self.lent)
-        rows, matches = self._standard_rows(rng, size)
-        t = torch.from_numpy(rng.integers(0, SPEC.diffusion_steps, size))
-        eps = self._noise(rng, size)
-        dropped = torch.from_numpy(rng.random(size) < self.experiment.condition_dropout)
-        frames = self._phases(rng, rows)
-        if frames is not None:
-            matches = self.dataset.retimed(rows, matches, frames)
-        chunks = self._chunks(rows)
-        z_t = q_sample(chunks, eps, t, self.experiment.schedule)
-        return Batch(z_t, t, self.condition(rows, matches, frames).drop(dropped), self._target(chunks, eps, t))
-
-    def _standard_lent(self, rng: np.random.Generator, size: int, lent: Lent) -> Batch:
-        """The same with lent points and errors, turned rows and several noises for each."""
         e, dataset = self.experiment, self.dataset
-        rows = rng.integers(0, len(dataset), size)
-        if len(dataset.astray):
-            off = dataset.astray[rng.integers(0, len(dataset.astray), size)]
-            rows = np.where(rng.random(size) < e.astray, off, rows)
-        frames = dataset.reference_frame[rows]
-        if e.phase_errors is not None:
-            lead = rng.integers(e.phase_errors[0], e.phase_errors[1] + 1, size)
-            frames = np.clip(frames + lead * (rng.random(size) < 0.5), 0, dataset.last_frames(rows))
-        matches = lent.matches(*dataset.poses(rows, frames), *lent.draw(rng, size), rows)
-        turn = draw_turns(rng, size) if e.turned else None
+        rows, matches = self._standard_rows(rng, size)
         t = torch.from_numpy(rng.integers(0, SPEC.diffusion_steps, size * e.noises))
         eps = self._noise(rng, size * e.noises)
         dropped = torch.from_numpy(rng.random(size) < e.condition_dropout)
+        frames = self._phases(rng, rows)
+        if self.resampled is not None:
+            frames = dataset.reference_frame[rows] if frames is None else frames
+            sources, factor = self.resampled.draw(rng, size)
+            matches = self.resampled.matches(*dataset.poses(rows, frames), sources, factor, rows)
+        elif frames is not None:
+            matches = dataset.retimed(rows, matches, frames)
+        turn = draw_turns(rng, size) if e.turned else None
         chunks = self._chunks(rows, turn).repeat_interleave(e.noises, 0)
         z_t = q_sample(chunks, eps, t, e.schedule)
         return Batch(z_t, t, self.condition(rows, matches, frames, turn).drop(dropped), self._target(chunks, eps, t))
@@ -145,7 +130,7 @@ class Batches:
 
     def _distinct(self, pair: Rows) -> tuple[Rows, Rows | None]:
         """Which draws of `pair` to list, and the listed one that each draw equals; None where all are different."""
-        if self.lent is not None or self.experiment.turned:
+        if self.resampled is not None or self.experiment.turned:
             return np.arange(len(pair)), None
         key = pair
         if self.mixture is not None:  # equal pairs from different sources differ, and every corruption is another
@@ -162,10 +147,11 @@ class Batches:
         """What the network sees of `rows`, with their references at `frames` or where they belong."""
         dataset, state = self.dataset, own_state(self.dataset.windows.state[rows], self.experiment.state)
         if self.experiment.visual:
+            assert isinstance(dataset, Simulated)
             images, task = dataset.row_images(rows), dataset.task(rows)
             return build_condition(self.normalisation, state, images=images, task=task)
         frames = dataset.reference_frame[rows] if frames is None else frames
-        relations = dataset.relations(rows, matches, frames, self.experiment.representation)
+        relations = dataset.relations(rows, matches, frames, self.experiment)
         relations = relations if turn is None else turned(relations, turn)
         return build_condition(self.normalisation, state, relations=relations)
 
@@ -184,34 +170,41 @@ class Batches:
         return torch.from_numpy(self.normalisation.action(chunk))
 
     def _standard_rows(self, rng: np.random.Generator, size: int) -> tuple[Rows, Matches]:
+        """Rows, and their matches as far as nothing else is drawn for them."""
+        e, off_track = self.experiment, self.dataset.off_track if self.experiment.off_track else ()
         if self.mixture is None:
             rows = rng.integers(0, len(self.dataset), size)
-            return rows, self.dataset.ground_truth(rows)
+            if len(off_track):
+                off = off_track[rng.integers(0, len(off_track), size)]
+                rows = np.where(rng.random(size) < e.off_track, off, rows)
+            return rows, self.dataset.own_matches(rows)
         truth, raw, corrupted = source_counts(size)
         rows = rng.integers(0, len(self.dataset), truth)
         index = rng.integers(0, len(self.mixture.rows), raw + corrupted)
         return np.concatenate([rows, self.mixture.rows[index]]), self._mixed(rng, rows, index[:raw], index[raw:])
 
     def _phases(self, rng: np.random.Generator, rows: Rows) -> Rows | None:
-        """Reference frames in stage two: half of them lag or lead as they do in a rollout that is ahead of
-        its reference or behind. A rollout that has only ever seen the right phase slows down as soon as the
-        reference leads by ten frames, falls further behind, and stalls."""
-        errors = self.experiment.phase_errors
-        if self.mixture is None or self.experiment.visual or errors is None:
+        """Reference frames where a matcher's errors are trained on: half of them lag or lead what a rollout would find
+        (the elapsed steps, or the frame that is seen). A policy that has only ever been given the right phase slows
+        down as soon as the reference leads by ten frames, falls further behind, and stalls."""
+        errors, matched = self.experiment.phase_errors, self.mixture is not None or self.resampled is not None
+        if errors is None or not matched or self.experiment.visual:
             return None
+        own = self.dataset.reference_frame[rows]
+        live = self.dataset.windows.anchor[rows] if self.experiment.phase == "elapsed" else own
         lead = rng.integers(errors[0], errors[1] + 1, len(rows))
-        elsewhere = np.clip(self.dataset.windows.anchor[rows] + lead, 0, self.dataset.last_frames(rows))
-        return np.where(rng.random(len(rows)) < 0.5, elsewhere, self.dataset.reference_frame[rows])
+        elsewhere = np.clip(live + lead, 0, self.dataset.last_frames(rows))
+        return np.where(rng.random(len(rows)) < 0.5, elsewhere, own)
 
     def _paired_matches(self, rng: np.random.Generator, pair: Rows, rows: Rows) -> Matches:
-        """Stage one: each direction's ground truth. Stage two: the opening row's matches for both. Lent: the same
-        points and errors for both."""
-        if self.lent is not None:
-            lenders, factor = self.lent.draw(rng, len(pair))
+        """Stage one: each direction's ground truth. Stage two: the opening row's matches for both. Resampled errors:
+        the same points and errors for both."""
+        if self.resampled is not None:
+            sources, factor = self.resampled.draw(rng, len(pair))
             T_ref, T_live = self.dataset.poses(rows, self.dataset.reference_frame[rows])
-            return self.lent.matches(T_ref, T_live, np.tile(lenders, 2), np.tile(factor, 2), rows)
+            return self.resampled.matches(T_ref, T_live, np.tile(sources, 2), np.tile(factor, 2), rows)
         if self.mixture is None:
-            return self.dataset.ground_truth(rows)
+            return self.dataset.own_matches(rows)
         truth, raw, _ = source_counts(len(pair))
         index = self.mixture.first[pair]
         shared = self._mixed(rng, rows[:truth], index[truth : truth + raw], index[truth + raw :])
@@ -221,7 +214,7 @@ class Batches:
         assert self.mixture is not None
         draws = rng.integers(0, len(self.mixture.pool), (len(corrupted), SPEC.points))
         return join_matches(
-            self.dataset.ground_truth(rows), self.mixture.raw(raw), self.mixture.bootstrap(corrupted, draws)
+            self.dataset.own_matches(rows), self.mixture.raw(raw), self.mixture.bootstrap(corrupted, draws)
         )
 
 

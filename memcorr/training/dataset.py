@@ -1,12 +1,14 @@
-"""The training rows in memory: windows, their references and their ground-truth matches.
+"""The training rows in memory: windows, their references and how each relates to its own.
 
-A row is (demonstration, anchor frame), anchors fastest. Points and tokens are made per batch
-from poses and grippers, so the whole set is a few megabytes; only visual policies hold images.
+A row is (demonstration, anchor frame), anchors fastest. Points and tokens are made per batch from poses and grippers,
+so the whole set is a few megabytes; only visual policies hold images. `Simulated` rows know where the object is,
+`Measured` ones (`measured.py`) what a matcher saw of it.
 """
 
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,15 +24,16 @@ from ..demos.phase import windows as window_count
 from ..demos.store import Demonstration, Store, opened
 from ..errors import UserError
 from ..following.course import Course, seen_phases
+from ..policy.checkpoint import Design
 from ..policy.condition import Images, Normalisation, own_state, shrink
-from ..policy.relations import Relations, Representation, build_relations
+from ..policy.relations import Relations, build_relations
 from ..policy.servo import commands
 from ..spec import SPEC, TASKS, Array
 from ..worlds.pairs import find_pair
 from .experiments import MAIN, Experiment
 
 Rows = NDArray[np.int64]
-ASTRAY_M = 0.04
+OFF_TRACK_M = 0.04  # from where the reference's hand is; an undisturbed hand never is so far away
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ def measure(datasets: Sequence[Dataset], recipe: Experiment = MAIN) -> Normalisa
     horizontal action has no direction on average, and the same size in both."""
     state = np.concatenate([own_state(d.windows.state, recipe.state) for d in datasets])
     chunk = np.concatenate([d.windows.chunk for d in datasets])
-    images = datasets[0].images
+    images = getattr(datasets[0], "images", None)
     depth = np.zeros(1) if images is None else images.depth
     mean, std = chunk.mean(axis=(0, 1)), chunk.std(axis=(0, 1))
     if recipe.turned:
@@ -82,37 +85,46 @@ def measure(datasets: Sequence[Dataset], recipe: Experiment = MAIN) -> Normalisa
     )
 
 
-@dataclass(frozen=True)
-class Dataset:
-    """D demonstrations (pair-major, open before close) of up to T frames, cut into N rows.
-
-    Where the object is, is known by its poses, or measured: then `object_pose` is how it moved since the first frame of
-    each recording, as a matcher saw it, `live` how a row's object stands against its reference's first frame, and
-    `measured` holds every row's own matches. Shorter recordings stand still after their end.
-    """
+@dataclass(frozen=True, kw_only=True)
+class Dataset(ABC):
+    """D demonstrations (pair-major, open before close) of up to T frames, cut into N rows. Shorter demonstrations stand
+    still after their end."""
 
     windows: Windows
     gripper: Array  # (D, T, 3)
     command: Array  # (D, T, 4) what the hand was commanded: centimetres, and the gripper
     object_pose: Array  # (D, T, 4, 4)
-    points: Array  # (16, 3) of the ground truth, in the moving body's frame; measured: (D, 3) the middle of the object
     reference: Rows  # (D,) the demonstration each one is conditioned on
     reference_frame: Rows  # (N,) j_k of each row
-    images: Images | None  # (D, T, 64, 64, ...)
     lengths: Rows  # (D,) frames
     both: Rows  # (P, 2) demonstrations of different tasks from one start
-    live: Array | None = None  # (N, 4, 4)
-    measured: Matches | None = None  # (N, 16, ...) with the references at `reference_frame`
+
+    @abstractmethod
+    def own_matches(self, rows: Rows) -> Matches:
+        """Matches (B, 16, ...) between the references at `reference_frame` and the rows."""
+
+    @abstractmethod
+    def poses(self, rows: Rows, frames: Rows) -> tuple[Array, Array]:
+        """The object's pose (B, 4, 4) in the references at `frames` and in the rows; of both in one frame of
+        coordinates."""
+
+    @abstractmethod
+    def middle(self, rows: Rows) -> Array:
+        """(B, 1, 3) of the object, in the frame in which `poses` are poses."""
+
+    @property
+    @abstractmethod
+    def paired(self) -> Rows:
+        """Those of `both` that can be learned from as counterfactual pairs."""
 
     @cached_property
-    def astray(self) -> Rows:
+    def off_track(self) -> Rows:
         """Rows whose hand is farther from where the reference's is than an undisturbed one ever strays."""
-        d, anchor = self.windows.demonstration, self.windows.anchor
-        T_ref, T_live = self.poses(np.arange(len(self)), self.reference_frame)
-        middle = self.points.mean(axis=0)[None] if self.live is None else self.points[self.reference[d]][:, None]
+        d, anchor, every = self.windows.demonstration, self.windows.anchor, np.arange(len(self))
+        (T_ref, T_live), middle = self.poses(every, self.reference_frame), self.middle(every)
         here = self.gripper[d, anchor] - carried(T_live, middle)[:, 0]
         there = self.gripper[self.reference[d], self.reference_frame] - carried(T_ref, middle)[:, 0]
-        return np.flatnonzero(np.linalg.norm(here - there, axis=-1) > ASTRAY_M)
+        return np.flatnonzero(np.linalg.norm(here - there, axis=-1) > OFF_TRACK_M)
 
     def __len__(self) -> int:
         return len(self.windows)
@@ -134,61 +146,33 @@ class Dataset:
         """(B,) the last frame that the rows' references can be at."""
         return np.maximum(self.lengths[self.reference[self.windows.demonstration[rows]]] - SPEC.chunk, 0)
 
-    @cached_property
-    def paired(self) -> Rows:
-        """Pairs whose two demonstrations share their start: all but those that begin where the other task was left."""
-        if self.live is not None:  # recorded starts differ a little: by how much was checked before
-            return np.arange(self.pairs)
-        row_open, row_close = self._first_rows(np.arange(self.pairs))
-        return np.flatnonzero((self.windows.state[row_open] == self.windows.state[row_close]).all(axis=-1))
-
     def first_rows(self, pairs: Rows) -> tuple[Rows, Rows]:
-        """The opening and the closing row at frame 0 of physical pairs; they share one robot state."""
-        row_open, row_close = self._first_rows(pairs)
-        shared = self.live is not None
-        if not shared and not np.array_equal(self.windows.state[row_open], self.windows.state[row_close]):
-            raise UserError("opening and closing do not start from the same robot state; collect the data again")
-        return row_open, row_close
-
-    def _first_rows(self, pairs: Rows) -> tuple[Rows, Rows]:
+        """The opening and the closing row at frame 0 of some of `both`."""
         return self._first[self.both[pairs, 0]], self._first[self.both[pairs, 1]]
 
     def task(self, rows: Rows) -> Rows:
         """0 for open, 1 for close."""
         return self.windows.demonstration[rows] % len(TASKS)
 
-    def ground_truth(self, rows: Rows) -> Matches:
-        """Matches of the fixed handle points, from the door's pose in both scenes; unknown, as measured."""
-        if self.measured is not None:
-            return self.measured[rows]
-        return ground_truth_matches(self.points, *self.poses(rows, self.reference_frame[rows]))
-
-    def poses(self, rows: Rows, frames: Rows) -> tuple[Array, Array]:
-        """The object's pose (B, 4, 4) in the references at `frames` and in the live scenes; measured ones are against
-        the first frame of the reference."""
-        d, anchor = self.windows.demonstration[rows], self.windows.anchor[rows]
-        if self.live is not None:
-            return self.object_pose[self.reference[d], frames], self.live[rows]
-        return self.object_pose[self.reference[d], frames], self.object_pose[d, anchor]
-
     def retimed(self, rows: Rows, matches: Matches, frames: Rows) -> Matches:
-        """`matches` as if the reference stood at `frames`: its points move along with its door."""
+        """`matches` as if the reference stood at `frames`: its points move along with its object."""
         r = self.reference[self.windows.demonstration[rows]]
         T = self.object_pose[r, frames] @ np.linalg.inv(self.object_pose[r, self.reference_frame[rows]])
         return replace(matches, p_ref=np.where(matches.valid[..., None], carried(T, matches.p_ref), matches.p_ref))
 
-    def relations(self, rows: Rows, matches: Matches, frames: Rows, representation: Representation) -> Relations:
+    def relations(self, rows: Rows, matches: Matches, frames: Rows, recipe: Design) -> Relations:
         """With the references at `frames`."""
         d, anchor = self.windows.demonstration[rows], self.windows.anchor[rows]
         r = self.reference[d]
         return build_relations(
-            matches, self.gripper[d, anchor], self.gripper[r], frames, representation, self.command[r]
+            matches,
+            self.gripper[d, anchor],
+            self.gripper[r],
+            frames,
+            recipe.representation,
+            self.command[r],
+            recipe.tracking,
         )
-
-    def row_images(self, rows: Rows) -> Images:
-        assert self.images is not None
-        d, anchor = self.windows.demonstration[rows], self.windows.anchor[rows]
-        return Images(self.images.rgb[d, anchor], self.images.depth[d, anchor], self.images.mask[d, anchor])
 
     def fingerprint(self) -> str:
         """Names the data: another collection, split or reference rule gives another one."""
@@ -198,9 +182,44 @@ class Dataset:
         return digest.hexdigest()[:16]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Simulated(Dataset):
+    """Rows whose object's pose in the world is known."""
+
+    points: Array  # (16, 3) of the ground truth, in the moving body's frame
+    images: Images | None = None  # (D, T, 64, 64, ...)
+
+    def own_matches(self, rows: Rows) -> Matches:
+        """Ground truth: fixed points of the object, from its pose in both scenes."""
+        return ground_truth_matches(self.points, *self.poses(rows, self.reference_frame[rows]))
+
+    def poses(self, rows: Rows, frames: Rows) -> tuple[Array, Array]:
+        d, anchor = self.windows.demonstration[rows], self.windows.anchor[rows]
+        return self.object_pose[self.reference[d], frames], self.object_pose[d, anchor]
+
+    def middle(self, rows: Rows) -> Array:
+        return np.broadcast_to(self.points.mean(axis=0), (len(rows), 1, 3))
+
+    @cached_property
+    def paired(self) -> Rows:
+        """Pairs whose demonstrations share their start: all but those that begin where the other task was left."""
+        row_open, row_close = self.first_rows(np.arange(self.pairs))
+        return np.flatnonzero((self.windows.state[row_open] == self.windows.state[row_close]).all(axis=-1))
+
+    def check_starts(self, pairs: int) -> None:
+        """Complains unless the first so many pairs share their start."""
+        if not set(range(pairs)) <= set(self.paired.tolist()):
+            raise UserError("opening and closing do not start from the same robot state; collect the data again")
+
+    def row_images(self, rows: Rows) -> Images:
+        assert self.images is not None
+        d, anchor = self.windows.demonstration[rows], self.windows.anchor[rows]
+        return Images(self.images.rgb[d, anchor], self.images.depth[d, anchor], self.images.mask[d, anchor])
+
+
 def load_dataset(
     store: Store, pairs: Sequence[int], recipe: Experiment, images: bool = False, disturbed: Store | None = None
-) -> Dataset:
+) -> Simulated:
     """Rows of `pairs`, and of everything in `disturbed`; each is conditioned on the next of `pairs` for the same
     task, cyclically. Where a recipe wants several references, the one after that follows, and so on."""
     if store.manifest.disturbed:
@@ -223,8 +242,8 @@ def load_dataset(
     windows = cut_windows(queries, any_length)
     points = find_pair(store.world).points
     frames = [_reference_frames(d, r, points, recipe) for d, r in zip(queries, followed, strict=True)]
-    dataset = Dataset(
-        windows,
+    dataset = Simulated(
+        windows=windows,
         gripper=stacked([d.gripper for d in queries]),
         command=stacked([commands(d, recipe.action_cm) for d in queries]),
         object_pose=stacked([_pose(d) for d in queries]),
@@ -235,7 +254,7 @@ def load_dataset(
         lengths=np.array([len(d) for d in queries]),
         both=np.arange(len(queries)).reshape(-1, count),
     )
-    dataset.first_rows(np.arange(len(pairs)))  # complains where recordings that should start together do not
+    dataset.check_starts(len(pairs))
     return dataset
 
 
@@ -261,7 +280,7 @@ def _reference_frames(query: Demonstration, reference: Demonstration, points: Ar
     if "other-task" in query.disturbances:  # the episode began before the recording: with the object at its start
         pair = find_pair(query.world)
         begun = pair.place(query.u) - pair.place(reference.u)
-    return seen_phases(course, motion, query.gripper[:n], SPEC.executed, begun)
+    return seen_phases(course, motion, query.gripper[:n], SPEC.executed, begun, recipe.phase_costs)
 
 
 def _load_images(store: Store, pairs: Sequence[int]) -> Images:

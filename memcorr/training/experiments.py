@@ -31,16 +31,16 @@ class Experiment(Design):
     paired_every: Annotated[int, Meta(ge=2)] = 2  # updates; the paper's alternate
     condition_dropout: Share = SPEC.condition_dropout  # on standard updates only
     tie_break: TieBreak = "elapsed"  # between reference frames with the same door joint
-    phase_errors: tuple[int, int] | None = (-32, 64)  # of half the references in stage two, frames; the paper has none
+    phase_errors: tuple[int, int] | None = (-32, 64)  # frames by which half the references lag or lead; paper: none
     residual_limit_mm: Positive | None = None  # of the residual bootstrap; None: the cache's own 95th percentile
     train_pairs: Count = SPEC.train_pairs  # the first pairs of the store; the rest validate
     worlds: tuple[str, ...] = (DOOR,)  # of several, every batch holds equal parts
     disturbed: bool = False  # also on recordings that recover (`collect --disturbed`)
-    astray: Share = 0.0  # share of rows that are drawn from those whose hand is off its course
+    off_track: Share = 0.0  # share of rows that are drawn from those whose hand is off-track
     references: Few = 1  # other scenes that each demonstration is conditioned on
     turned: bool = False  # rows are turned about the vertical and mirrored at random
     measured: bool = False  # no simulator truth: relations, phases and errors as a matcher saw them
-    lent_errors: Positive = 0.0  # in both stages points and errors of other rows, up to so many times
+    resampled_errors: Positive = 0.0  # in both stages points and errors of other rows, up to so many times
     noises: Few = 1  # noisy chunks per row, whose context is encoded once
     batch: Annotated[int, Meta(ge=4, le=2**16, multiple_of=4)] = SPEC.batch
     updates: tuple[Updates, Updates] = SPEC.updates  # stage one, stage two
@@ -104,7 +104,7 @@ _SEEING = dataclasses.replace(
     phase_errors=(-6, 6),
     paired_every=8,
     turned=True,
-    lent_errors=2.5,
+    resampled_errors=2.5,
     noises=4,
     learning_rate=(5e-4, 5e-5),
 )
@@ -130,7 +130,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             train_pairs=16,
             worlds=TRAINED_WORLDS,
             disturbed=True,
-            astray=0.3,
+            off_track=0.3,
             references=2,
             batch=56,
             updates=(3_000, 800),

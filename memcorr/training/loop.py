@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 
@@ -30,11 +30,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from ..correspondence.cache import Cache, read_cache
-from ..demos.store import Store
 from ..errors import UserError
 from ..files import refuse, write_json
-from ..following.measured import chosen, read_measured
 from ..policy.checkpoint import (
     AGAIN,
     CONFIG,
@@ -52,11 +49,10 @@ from ..policy.networks.transformer import parameter_total
 from ..runs import choose_device, claimed
 from ..runs import threads as torch_threads
 from .batches import Batch, Batches, draw, is_paired, predicted
-from .dataset import Dataset, load_dataset, measure
+from .dataset import measure
 from .experiments import Config, Experiment, find_experiment
-from .measured import fitted, load_measured
+from .loading import WorldRows, load_own, load_worlds
 from .metrics import Metrics, RunningMeans, Validation
-from .mixture import Lent, Mixture
 from .optimiser import Weights, gather
 from .ranks import Ranks, joined
 
@@ -81,8 +77,8 @@ class Run:
         self.mixtures = [r.mixture for r in rows if r.mixture is not None]
         common = self.normalisation, self.experiment
         self.batches = (
-            [Batches(r.dataset, *common, lent=r.lent) for r in rows],
-            [Batches(r.dataset, *common, r.mixture, r.lent) for r in rows],
+            [Batches(r.dataset, *common, resampled=r.resampled) for r in rows],
+            [Batches(r.dataset, *common, r.mixture, r.resampled) for r in rows],
         )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
@@ -94,7 +90,7 @@ class Run:
     @property
     def end(self) -> int:
         """Where this run stops: after stage one when stage two lacks its cache."""
-        lacking = not (self.mixtures or self.batches[1][0].lent or self.experiment.visual)
+        lacking = not (self.mixtures or self.batches[1][0].resampled or self.experiment.visual)
         return self.experiment.updates[0] if lacking else self.experiment.total_updates
 
     @property
@@ -234,90 +230,6 @@ def train(
                 drive(run, Validation(held_out, recipe, run.normalisation, ranks.device), quiet or not ranks.first)
             if ranks.first:
                 log.info(outcome(run, Path(data)))
-
-
-@dataclass(frozen=True)
-class WorldRows:
-    """What is learned from one world."""
-
-    store: Store
-    dataset: Dataset
-    mixture: Mixture | None
-    lent: Lent | None
-
-
-def load_worlds(recipe: Experiment, data: Path, cache: Path | None, disturbed: Path | None) -> list[WorldRows]:
-    several = len(recipe.worlds) > 1
-    if recipe.disturbed and disturbed is None:
-        raise UserError(f"{recipe.name} also learns to recover: give --disturbed (`memcorr collect --disturbed`)")
-    if disturbed is not None and not recipe.disturbed:
-        raise UserError(f"--disturbed: {recipe.name} never trains on disturbed recordings")
-    if recipe.lent_errors and cache is None:
-        raise UserError(f"{recipe.name} learns from a matcher's errors from the start: give --cache (`memcorr match`)")
-
-    def of_world(folder: Path, world: str) -> Path:
-        return folder / world if several else folder
-
-    found = []
-    for world in recipe.worlds:  # complains before anything is read
-        store = Store.open(of_world(data, world))
-        recovering = None if disturbed is None else Store.open(of_world(disturbed, world))
-        if several and store.world != world:
-            raise UserError(f"{store.root} holds demonstrations of {store.world}, not of {world}")
-        if recovering is not None and (recovering.world, recovering.manifest.disturbed) != (store.world, True):
-            what = f"{'' if recovering.manifest.disturbed else 'un'}disturbed recordings of {recovering.world}"
-            raise UserError(f"--disturbed: {recovering.root} holds {what}, not disturbed ones of {store.world}")
-        if len(store) < recipe.train_pairs:
-            text = f"{store.root} holds {len(store)} pairs, {recipe.name} trains on {recipe.train_pairs}"
-            raise UserError(f"{text}; collect more")
-        found.append((world, store, recovering))
-    loaded = []
-    for world, store, recovering in tqdm(found, "rows", unit="world", leave=False, disable=not several):
-        dataset = load_dataset(store, range(recipe.train_pairs), recipe, recipe.visual, recovering)
-        mixture, lent = None, None
-        if cache is not None and not recipe.visual:
-            measured = read_cache(of_world(cache, world), store)
-            if recipe.lent_errors:
-                lent = Lent.of(dataset, checked(recipe, measured), recipe.lent_errors)
-            else:
-                mixture = mix(recipe, dataset, measured)
-        loaded.append(WorldRows(store, dataset, mixture, lent))
-    return loaded
-
-
-def load_own(
-    recipe: Experiment, data: Path, cache: Path | None, disturbed: Path | None
-) -> tuple[Experiment, list[WorldRows]]:
-    """The recipe as the recordings ask for it, and their rows."""
-    if cache is None:
-        raise UserError(f"{recipe.name} learns from what a matcher saw: give --cache (`memcorr match --data {data}`)")
-    if disturbed is not None:
-        raise UserError(f"--disturbed: {recipe.name} takes recordings that recover in --data, among the others")
-    store = Store.open(data)
-    seen = read_measured(cache, store)
-    if (seen.settings.lifting, seen.settings.phase) != (recipe.lifting, recipe.phase):
-        asked = f"`memcorr match --lifting {recipe.lifting} --phase {recipe.phase}`"
-        raise UserError(f"--cache was made for another lifting or phase than {recipe.name} has: make one with {asked}")
-    demonstrations = chosen(store, seen.settings.pairs)
-    recipe, both, said = fitted(recipe, demonstrations)
-    for line in said:
-        log.info(line)
-    dataset = load_measured(demonstrations, seen, recipe, both)
-    lent = Lent.measured(dataset, seen.disagreement, recipe.lent_errors)
-    return recipe, [WorldRows(store, dataset, None, lent)]
-
-
-def mix(recipe: Experiment, dataset: Dataset, cache: Cache) -> Mixture:
-    """What stage two of the recipe trains on."""
-    return Mixture.join(dataset, checked(recipe, cache), recipe.residual_limit_mm)
-
-
-def checked(recipe: Experiment, cache: Cache) -> Cache:
-    """The cache, if it was lifted the recipe's way."""
-    if cache.lifting != recipe.lifting:
-        needs = f"{recipe.name} needs “{recipe.lifting}”: make one with `memcorr match --lifting {recipe.lifting}`"
-        raise UserError(f"--cache holds points lifted “{cache.lifting}”, {needs}")
-    return cache
 
 
 def resolved(recipe: Experiment, seed: int) -> str:

@@ -7,16 +7,16 @@ as long as they start together. What cannot be told from the data is said, never
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
 
-from ..correspondence.matches import motion_of
+from ..correspondence.matches import Matches, motion_of
 from ..demos.phase import next_of_same_task
 from ..demos.store import Demonstration
 from ..errors import UserError
-from ..following.measured import Measured
+from ..following.measured import Measured as Cache
 from ..policy.servo import commands
 from ..recordings.check.motion import EXPLAINED, PROMPT, lagged, proportional
 from ..recordings.check.report import TOGETHER
@@ -55,8 +55,10 @@ def declared_pairs(demonstrations: Sequence[Demonstration]) -> tuple[Rows, int, 
 
 def fitted(recipe: Experiment, demonstrations: Sequence[Demonstration]) -> tuple[Experiment, Rows, list[str]]:
     """The recipe with what the data decides, its pairs, and what to tell whoever trains."""
-    if recipe.visual or recipe.references != 1 or recipe.disturbed or not recipe.lent_errors:
-        raise UserError(f"{recipe.name}: measured rows are for relation policies with lent errors and one reference")
+    if recipe.visual or recipe.references != 1 or recipe.disturbed or not recipe.resampled_errors:
+        raise UserError(
+            f"{recipe.name}: measured rows are for relation policies with resampled errors and one reference"
+        )
     widths = {(d.robot_state.shape[1], d.action.shape[1]) for d in demonstrations}
     if len(widths) > 1:
         raise UserError(
@@ -96,29 +98,53 @@ def fitted(recipe: Experiment, demonstrations: Sequence[Demonstration]) -> tuple
     return replace(recipe, **changes), both, said
 
 
-def load_measured(demonstrations: Sequence[Demonstration], seen: Measured, recipe: Experiment, both: Rows) -> Dataset:
+@dataclass(frozen=True, kw_only=True)
+class Measured(Dataset):
+    """Rows of recordings without truth. `object_pose` is how the object moved since the first frame of each recording,
+    as a matcher saw it."""
+
+    first_middle: Array  # (D, 3) of the object in the first frame, metres
+    live: Array  # (N, 4, 4) how each row's object stands against its reference's first frame
+    seen: Matches  # (N, 16, ...) with the references at `reference_frame`
+
+    def own_matches(self, rows: Rows) -> Matches:
+        return self.seen[rows]
+
+    def poses(self, rows: Rows, frames: Rows) -> tuple[Array, Array]:
+        """Both against the first frame of the reference."""
+        return self.object_pose[self.reference[self.windows.demonstration[rows]], frames], self.live[rows]
+
+    def middle(self, rows: Rows) -> Array:
+        return self.first_middle[self.reference[self.windows.demonstration[rows]]][:, None]
+
+    @property
+    def paired(self) -> Rows:
+        """All: recorded starts differ a little; by how much was checked before."""
+        return np.arange(self.pairs)
+
+
+def load_measured(demonstrations: Sequence[Demonstration], seen: Cache, recipe: Experiment, both: Rows) -> Measured:
     """All rows that were matched; each is conditioned on the reference that it was matched with."""
     windows = cut_windows(demonstrations, any_length=True)
     reference = next_of_same_task([d.task for d in demonstrations])
     motion = stacked(seen.motion)
     T_ref = motion[reference[windows.demonstration], seen.reference_frame]
-    return Dataset(
-        windows,
+    return Measured(
+        windows=windows,
         gripper=stacked([d.gripper for d in demonstrations]),
         command=stacked([commands(d, recipe.action_cm) for d in demonstrations]),
         object_pose=motion,
-        points=seen.points,
+        first_middle=seen.points,
         reference=reference,
         reference_frame=seen.reference_frame,
-        images=None,
         lengths=np.array([len(d) for d in demonstrations]),
         both=both,
         live=_live(seen, T_ref),
-        measured=seen.matches,
+        seen=seen.matches,
     )
 
 
-def _live(seen: Measured, T_ref: Array) -> Array:
+def _live(seen: Cache, T_ref: Array) -> Array:
     """(N, 4, 4) how each row's object stands against its reference's first frame; where too little was seen, as the
     reference does (such rows have an empty condition)."""
     live = T_ref.copy()

@@ -72,8 +72,8 @@ class Mixture:
 
 
 @dataclass(frozen=True)
-class Lent:
-    """Points that a matcher chose and the errors it made, lent to other rows of the same object: what it measured on
+class Resampled:
+    """Points that a matcher chose and the errors it made, put on other rows of the same object: what was measured on
     some rows then teaches on all of them, disturbed ones and any phase included."""
 
     points: Array  # (R, 16, 3) in the moving body's frame
@@ -81,10 +81,10 @@ class Lent:
     confidence: Array  # (R, 16)
     valid: NDArray[np.bool_]  # (R, 16)
     largest: float  # errors are taken up to so many times
-    own: bool = False  # points are lent to nobody, only errors are: without truth nobody knows where they belong
+    own_points: bool = False  # each row keeps its points: without truth nobody knows where another's would belong
 
     @staticmethod
-    def of(dataset: Dataset, cache: Cache, largest: float) -> Lent:
+    def of(dataset: Dataset, cache: Cache, largest: float) -> Resampled:
         d, matches = cache.demonstration, cache.matches
         T_ref = dataset.object_pose[dataset.reference[d], cache.reference_frame]
         gap = np.linalg.norm(
@@ -94,29 +94,27 @@ class Lent:
         if gap[matches.valid].size == 0 or gap[matches.valid].max() > SAME_DATA:
             raise UserError("the cache was made for other data; make one for this data with `memcorr match`")
         enough = matches.valid.sum(axis=1) >= SPEC.min_valid
-        points = carried(np.asarray(np.linalg.inv(T_ref), np.float64), matches.p_ref)
-        return Lent(points[enough], cache.residual[enough], matches.confidence[enough], matches.valid[enough], largest)
+        points = carried(np.asarray(np.linalg.inv(T_ref), np.float64), matches.p_ref)[enough]
+        return Resampled(points, cache.residual[enough], matches.confidence[enough], matches.valid[enough], largest)
 
     @staticmethod
-    def measured(dataset: Dataset, errors: Array, largest: float) -> Lent:
+    def measured(dataset: Dataset, errors: Array, largest: float) -> Resampled:
         """Each row keeps its own points; errors (E, 16, 3) are what the matcher disagrees with itself by."""
-        assert dataset.measured is not None
-        d = dataset.windows.demonstration
+        d, own = dataset.windows.demonstration, dataset.own_matches(np.arange(len(dataset)))
         T_ref = dataset.object_pose[dataset.reference[d], dataset.reference_frame]
-        points = carried(np.asarray(np.linalg.inv(T_ref), np.float64), dataset.measured.p_ref)
-        kept = dataset.measured
-        return Lent(points, errors, kept.confidence, kept.valid, largest, own=True)
+        points = carried(np.asarray(np.linalg.inv(T_ref), np.float64), own.p_ref)
+        return Resampled(points, errors, own.confidence, own.valid, largest, own_points=True)
 
     def draw(self, rng: np.random.Generator, size: int) -> tuple[Rows, Array]:
-        """Whose points, and how many times their errors; a quarter are free of error."""
+        """Whose errors, and how many times as large; a quarter are free of error."""
         factor = rng.uniform(0.0, self.largest, size) * (rng.random(size) < 0.75)
         return rng.integers(0, len(self.error), size), factor
 
-    def matches(self, T_ref: Array, T_live: Array, lenders: Rows, factor: Array, rows: Rows | None = None) -> Matches:
-        """Of `rows`, with their references and live scenes posed like this; who lends points need not know which."""
-        whose = rows if self.own and rows is not None else lenders
+    def matches(self, T_ref: Array, T_live: Array, sources: Rows, factor: Array, rows: Rows | None = None) -> Matches:
+        """Of `rows`, with their references and live scenes posed like this; `sources` have the points and errors."""
+        whose = rows if self.own_points and rows is not None else sources
         points, valid = self.points[whose], self.valid[whose]
-        p_live = carried(T_live, points) + factor[:, None, None] * np.where(valid[..., None], self.error[lenders], 0.0)
+        p_live = carried(T_live, points) + factor[:, None, None] * np.where(valid[..., None], self.error[sources], 0.0)
         return Matches(carried(T_ref, points), p_live, self.confidence[whose], valid)
 
 

@@ -77,7 +77,7 @@ def test_another_world_from_recording_to_rows(checkpoints: dict[str, str], tmp_p
     store = Store.open(drawer)
     assert (store.world, store.demonstration(0, "close").world) == ("drawer", "drawer")
     dataset = load_dataset(store, range(1), Experiment())
-    first = dataset.ground_truth(np.array([0]))
+    first = dataset.own_matches(np.array([0]))
     assert np.allclose(first.p_ref, carried(dataset.object_pose[:1, 0], find_pair("drawer").points))
     rows = evaluate(
         checkpoints["memcorr"],

@@ -78,20 +78,21 @@ def test_a_door_that_is_set_back_takes_the_phase_along(store: Store, task: Task)
 
 @pytest.mark.parametrize("task", TASKS)
 def test_a_lost_hand_returns_to_where_the_reference_came_down(store: Store, task: Task) -> None:
-    """On the wrong side of the door no frame fits: the phase waits at the gate until the hand is back on course."""
+    """On the wrong side of the door no frame fits: the phase waits at the pre-contact frame until the hand is back."""
     reference, live = store.demonstration(0, task), store.demonstration(0, opposite(task, "door"))
     course = course_of(reference)
     height = reference.gripper[:, 2]
     contact = int(np.argmax(np.abs(reference.joint - reference.joint[0]) > 0.02))
-    assert 0 < course.gate < contact and height[contact] + 0.03 < height[course.gate] < height[0] - 0.03
+    before = course.pre_contact_frame()
+    assert 0 < before < contact and height[contact] + 0.03 < height[before] < height[0] - 0.03
     wrong = live.gripper[int(np.argmax(np.abs(live.joint - live.joint[0]) > 0.02))]  # where the other task pushes
     begun = Progress(60, np.zeros(3), 60)
     lost = seen_phase(course, np.eye(4), wrong, begun, 68)
-    assert lost.returning and lost.phase == course.gate
+    assert lost.returning and lost.phase == before
     beside = seen_phase(course, np.eye(4), wrong + np.array([0, 0, 0.05]), lost, 76)
-    assert beside.returning and beside.phase == course.gate
-    found = seen_phase(course, np.eye(4), reference.gripper[course.gate - 2], beside, 84)
-    assert not found.returning and abs(found.phase - course.gate) <= SPEC.executed
+    assert beside.returning and beside.phase == before
+    found = seen_phase(course, np.eye(4), reference.gripper[before - 2], beside, 84)
+    assert not found.returning and abs(found.phase - before) <= SPEC.executed
     assert not seen_phase(course, np.eye(4), reference.gripper[contact] + [0.02, 0, 0], begun, 68).returning
 
 

@@ -36,7 +36,7 @@ from memcorr.training.dataset import Dataset, measure
 from memcorr.training.experiments import EXPERIMENTS, Config
 from memcorr.training.loop import train
 from memcorr.training.measured import centimetres, declared_pairs, fitted, load_measured
-from memcorr.training.mixture import Lent
+from memcorr.training.mixture import Resampled
 
 RECIPE = dataclasses.replace(EXPERIMENTS["memcorr-measured"], batch=8, updates=(3, 1))
 ROWS = 120  # of 128: images that are not square
@@ -152,24 +152,26 @@ def test_matches_belong_to_their_recordings(recorded: Store, matched: Path, stor
 
 
 def test_rows_keep_their_own_points_and_borrow_errors(rows: Dataset, seen: Measured) -> None:
-    lent = Lent.measured(rows, seen.disagreement, 2.0)
+    resampled = Resampled.measured(rows, seen.disagreement, 2.0)
     some = np.array([0, 7, 20, 40])
     poses = rows.poses(some, rows.reference_frame[some])
-    exact = lent.matches(*poses, np.zeros(4, np.int64), np.zeros(4), some)
+    exact = resampled.matches(*poses, np.zeros(4, np.int64), np.zeros(4), some)
     valid = exact.valid
     assert np.allclose(exact.p_ref[valid], seen.matches.p_ref[some][valid], atol=1e-9)
     assert np.allclose(exact.p_live[valid], seen.matches.p_live[some][valid], atol=2e-3)  # one motion carries all
-    moved = lent.matches(*poses, np.zeros(4, np.int64), np.full(4, 2.0), some)
+    moved = resampled.matches(*poses, np.zeros(4, np.int64), np.full(4, 2.0), some)
     assert np.allclose((moved.p_live - exact.p_live)[valid], 2 * np.tile(seen.disagreement[0], (4, 1, 1))[valid])
     later = np.minimum(rows.reference_frame[some] + 5, rows.last_frames(some))
     assert rows.last_frames(some)[0] == 29 - 16  # the first recording follows the third
-    assert np.isfinite(lent.matches(*rows.poses(some, later), np.zeros(4, np.int64), np.zeros(4), some).p_ref).all()
+    assert np.isfinite(
+        resampled.matches(*rows.poses(some, later), np.zeros(4, np.int64), np.zeros(4), some).p_ref
+    ).all()
 
 
 def test_paired_rows_are_those_that_start_together(recorded: Store, rows: Dataset, seen: Measured) -> None:
     recipe, both, said = fitted(RECIPE, chosen(recorded, None))
     assert both.tolist() == [[0, 1], [2, 3]] and any("2 pairs" in line and "0.0 mm" in line for line in said)
-    batches = Batches(rows, measure([rows], recipe), recipe, lent=Lent.measured(rows, seen.disagreement, 2.5))
+    batches = Batches(rows, measure([rows], recipe), recipe, resampled=Resampled.measured(rows, seen.disagreement, 2.5))
     batch = batches.paired(np.random.default_rng(0), 4)
     first, second = batch.z_t.chunk(2)
     assert (first == second).all() and not (batch.eps.chunk(2)[0] == batch.eps.chunk(2)[1]).all()
@@ -188,7 +190,7 @@ def test_an_action_moves_the_hand_as_far_as_it_was_seen_to(recorded: Store) -> N
     noise = [dataclasses.replace(d, action=rng.normal(size=d.action.shape)) for d in demonstrations]
     assert centimetres(noise)[0] == 0
     recipe, _, said = fitted(RECIPE, noise)
-    assert (recipe.actions, recipe.turned, recipe.action_limit > 1) == ("absolute", False, True)
+    assert (recipe.turned, recipe.action_limit > 1) == (False, True)
     assert any("no displacements" in line for line in said)
 
 
@@ -236,7 +238,7 @@ def test_other_widths_more_tasks_and_no_pairs_train_too(
     assert "no pairs" in caplog.text and "cosine" in caplog.text and "follow themselves" in caplog.text
     made = Config.read(tmp_path / "run").experiment
     assert (made.state_dim, made.action_dim, made.paired, made.schedule) == (12, 7, False, "cosine")
-    assert (made.actions, made.state, made.turned, made.action_cm) == ("absolute", "absolute", False, 0.0)
+    assert (made.state, made.turned, made.action_cm) == ("absolute", False, 0.0)
     plan = (
         load_policy(tmp_path / "run")
         .follow(odd.demonstration(2, "nudge"))

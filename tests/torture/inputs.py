@@ -39,9 +39,16 @@ def bad_lines() -> list[list[str]]:
         *("betas=[1,1]", "ema=1", "ema=2", "learning_rate=[-1,0]", "epsilon=-1", "guidance=1e400", "noises=0"),
         *("network=magic", "representation=half", "tie_break=", "phase_errors=[1]", "phase_errors=[5,-5]", "paired=1"),
         *("guidance=null", "ddim_steps=1", "ddim_steps=101", "ddim_steps=0.5", "worlds=[]", 'worlds=["moon"]'),
-        *('worlds=["door","door"]', "worlds=door", "condition_dropout=1.5", "astray=2", "references=0", "schedule="),
-        *("references=1000", "noises=1000000", "paired_every=1", "phase=later", "state=", "actions=none", "turned=1"),
-        *("predicts=future", "lifting=up", "train_pairs=0", "disturbed=yes", "lent_errors=-1", "residual_limit_mm=x"),
+        *('worlds=["door","door"]', "worlds=door", "condition_dropout=1.5", "off_track=2", "references=0", "schedule="),
+        *("references=1000", "noises=1000000", "paired_every=1", "phase=later", "state=", "turned=1"),
+        *(
+            "predicts=future",
+            "lifting=up",
+            "train_pairs=0",
+            "disturbed=yes",
+            "resampled_errors=-1",
+            "residual_limit_mm=x",
+        ),
     ]
     options: dict[tuple[str, ...], dict[str, list[str]]] = {
         ("collect",): {"--seed": whole, "--pairs": count, "--workers": count, "--world": word},
@@ -69,7 +76,7 @@ def bad_lines() -> list[list[str]]:
             "--data": missing,
             "--disturbed": missing,
             "--cache": missing,
-            "--set": ["batch=4", "batch=60", "worlds=[]", "phase_errors=[6,-6]", "astray=-1", "ddim_steps=1"],
+            "--set": ["batch=4", "batch=60", "worlds=[]", "phase_errors=[6,-6]", "off_track=-1", "ddim_steps=1"],
         },
         ("train", "memcorr-many", "--cache", "nowhere", "--disturbed", "nowhere"): {"--data": missing},
         ("train",): {"": ["nonsense", "", "../x"]},

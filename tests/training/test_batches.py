@@ -14,7 +14,7 @@ from memcorr.errors import UserError
 from memcorr.policy.networks.diffusion import paired_noise, q_sample
 from memcorr.policy.networks.transformer import ActionTransformer
 from memcorr.training.batches import Batches
-from memcorr.training.dataset import Dataset, measure
+from memcorr.training.dataset import Simulated, measure
 from memcorr.training.experiments import EXPERIMENTS, MAIN, Experiment
 from memcorr.training.loop import loss_of
 from memcorr.training.mixture import Mixture, source_counts
@@ -22,12 +22,12 @@ from memcorr.training.mixture import Mixture, source_counts
 SMALL = dataclasses.replace(MAIN, train_pairs=2, batch=32)
 
 
-def make_batches(dataset: Dataset, experiment: Experiment = SMALL, cache: Cache | None = None) -> Batches:
+def make_batches(dataset: Simulated, experiment: Experiment = SMALL, cache: Cache | None = None) -> Batches:
     mixture = None if cache is None else Mixture.join(dataset, cache)
     return Batches(dataset, measure([dataset]), experiment, mixture)
 
 
-def test_rows_are_every_anchor_of_every_demonstration(dataset: Dataset, store: Store) -> None:
+def test_rows_are_every_anchor_of_every_demonstration(dataset: Simulated, store: Store) -> None:
     assert len(dataset) == 2 * 2 * 185  # 29,600 for 80 pairs
     closing = store.demonstration(1, "close")
     row = int(dataset.rows(np.array([3]), np.array([184]))[0])
@@ -37,14 +37,14 @@ def test_rows_are_every_anchor_of_every_demonstration(dataset: Dataset, store: S
     assert list(dataset.task(np.array([0, 185, 370, 555]))) == [0, 1, 0, 1]
 
 
-def test_references_are_the_next_pair_and_the_same_task(dataset: Dataset) -> None:
+def test_references_are_the_next_pair_and_the_same_task(dataset: Simulated) -> None:
     assert list(dataset.reference) == [2, 3, 0, 1]
     assert dataset.reference_frame.max() <= 184
     opening, closing = dataset.first_rows(np.arange(2))
     assert not dataset.reference_frame[np.concatenate([opening, closing])].any()
 
 
-def test_normalisation_standardises_and_floors(dataset: Dataset) -> None:
+def test_normalisation_standardises_and_floors(dataset: Simulated) -> None:
     n = measure([dataset])
     x = n.action(dataset.windows.chunk)
     assert np.allclose(x[..., :3].mean(axis=(0, 1)), 0, atol=1e-4) and np.allclose(
@@ -56,7 +56,7 @@ def test_normalisation_standardises_and_floors(dataset: Dataset) -> None:
     assert dataset.images is not None and np.isclose(n.depth_mean, dataset.images.depth.mean(dtype=np.float64))
 
 
-def test_a_batch_is_a_pure_function_of_seed_and_update(dataset: Dataset) -> None:
+def test_a_batch_is_a_pure_function_of_seed_and_update(dataset: Simulated) -> None:
     batches = make_batches(dataset)
     for update in (0, 1):
         a, b, c = batches.draw(42, update), batches.draw(42, update), batches.draw(43, update)
@@ -65,7 +65,7 @@ def test_a_batch_is_a_pure_function_of_seed_and_update(dataset: Dataset) -> None
         assert not torch.equal(a.z_t, c.z_t) and not torch.equal(a.z_t, batches.draw(42, update + 2).z_t)
 
 
-def test_updates_alternate_standard_and_paired(dataset: Dataset) -> None:
+def test_updates_alternate_standard_and_paired(dataset: Simulated) -> None:
     alternating, standard = make_batches(dataset), make_batches(dataset, dataclasses.replace(SMALL, paired=False))
     for update in range(4):
         a, b = alternating.draw(42, update), standard.draw(42, update)
@@ -74,7 +74,7 @@ def test_updates_alternate_standard_and_paired(dataset: Dataset) -> None:
         assert not torch.equal(b.t[:16], b.t[16:])
 
 
-def test_standard_batch_is_plain_conditional_diffusion(dataset: Dataset) -> None:
+def test_standard_batch_is_plain_conditional_diffusion(dataset: Simulated) -> None:
     batches = make_batches(dataset)
     batch = batches.standard(np.random.default_rng(1), 4000)
     assert batch.t.min() == 0 and batch.t.max() == 99
@@ -89,7 +89,7 @@ def test_standard_batch_is_plain_conditional_diffusion(dataset: Dataset) -> None
 
 @pytest.mark.parametrize("cached", [False, True])
 def test_paired_directions_share_everything_but_reference_motion_and_target(
-    dataset: Dataset, cache: Cache, cached: bool
+    dataset: Simulated, cache: Cache, cached: bool
 ) -> None:
     batches = make_batches(dataset, cache=cache if cached else None)
     batch = batches.paired(np.random.default_rng(0), 64)
@@ -108,7 +108,7 @@ def test_paired_directions_share_everything_but_reference_motion_and_target(
 
 @pytest.mark.parametrize("cached", [False, True])
 def test_a_repeated_condition_is_listed_once_and_changes_no_gradient(
-    dataset: Dataset, cache: Cache, cached: bool
+    dataset: Simulated, cache: Cache, cached: bool
 ) -> None:
     """Two pairs, drawn 64 times. In stage two a corruption of its own makes a draw another one: 16 of them."""
     batch = make_batches(dataset, cache=cache if cached else None).paired(np.random.default_rng(0), 64)
@@ -127,7 +127,7 @@ def test_a_repeated_condition_is_listed_once_and_changes_no_gradient(
     )
 
 
-def test_paired_targets_belong_to_their_direction(dataset: Dataset) -> None:
+def test_paired_targets_belong_to_their_direction(dataset: Simulated) -> None:
     batches, rng = make_batches(dataset), np.random.default_rng(5)
     batch = batches.paired(np.random.default_rng(5), 8)
     pair = rng.integers(0, 2, 8)
@@ -141,22 +141,22 @@ def test_paired_targets_belong_to_their_direction(dataset: Dataset) -> None:
     assert torch.equal(batch.eps, torch.cat([eps_open, eps_close]))
 
 
-def test_unequal_starts_are_refused(dataset: Dataset) -> None:
+def test_unequal_starts_are_refused(dataset: Simulated) -> None:
     state = dataset.windows.state.copy()
     state[185, 0] += 1e-9
     broken = dataclasses.replace(dataset, windows=dataclasses.replace(dataset.windows, state=state))
     with pytest.raises(UserError, match="same robot state"):  # as when data is loaded
-        broken.first_rows(np.arange(broken.pairs))
+        broken.check_starts(broken.pairs)
     assert 0 not in broken.paired
 
 
-def test_every_mixed_batch_holds_exactly_a_quarter_a_half_and_a_quarter(dataset: Dataset, cache: Cache) -> None:
+def test_every_mixed_batch_holds_exactly_a_quarter_a_half_and_a_quarter(dataset: Simulated, cache: Cache) -> None:
     batches = make_batches(dataset, cache=cache)
     assert batches.mixture is not None
     with pytest.raises(UserError):
         source_counts(6)
     rows, matches = batches._standard_rows(np.random.default_rng(0), 32)
-    truth = dataset.ground_truth(rows)
+    truth = dataset.own_matches(rows)
     is_truth = np.all(matches.p_live == truth.p_live, axis=(1, 2))
     where = [np.flatnonzero(batches.mixture.rows == row) for row in rows]
     is_raw = np.array(
@@ -174,7 +174,7 @@ def test_every_mixed_batch_holds_exactly_a_quarter_a_half_and_a_quarter(dataset:
         assert distance.max() < 1e-12
 
 
-def test_the_residual_cut_is_the_caches_own_95th_percentile(dataset: Dataset, cache: Cache) -> None:
+def test_the_residual_cut_is_the_caches_own_95th_percentile(dataset: Simulated, cache: Cache) -> None:
     pool = Mixture.join(dataset, cache).pool
     measured = np.linalg.norm(cache.residual[cache.matches.valid], axis=-1)
     kept = np.linalg.norm(pool, axis=-1)
@@ -182,7 +182,7 @@ def test_the_residual_cut_is_the_caches_own_95th_percentile(dataset: Dataset, ca
     assert len(kept) == pytest.approx(0.95 * len(measured), abs=1)
 
 
-def test_a_cache_of_other_data_is_refused(dataset: Dataset, cache: Cache) -> None:
+def test_a_cache_of_other_data_is_refused(dataset: Simulated, cache: Cache) -> None:
     moved = dataclasses.replace(cache, p_live_true=cache.p_live_true + 0.01)
     other_frames = dataclasses.replace(cache, reference_frame=(cache.reference_frame + 1) % 185)
     more_pairs = dataclasses.replace(cache, demonstration=cache.demonstration + 2)
@@ -194,7 +194,7 @@ def test_a_cache_of_other_data_is_refused(dataset: Dataset, cache: Cache) -> Non
             Mixture.join(dataset, wrong)
 
 
-def test_visual_batches_hold_image_task_and_state(dataset: Dataset) -> None:
+def test_visual_batches_hold_image_task_and_state(dataset: Simulated) -> None:
     batches = make_batches(dataset, dataclasses.replace(EXPERIMENTS["visual-transformer"], train_pairs=2))
     batch = batches.paired(np.random.default_rng(0), 4)
     image, task = batch.conditions.image, batch.conditions.task
@@ -205,22 +205,22 @@ def test_visual_batches_hold_image_task_and_state(dataset: Dataset) -> None:
     assert set(image[:, 4].unique().tolist()) == {0.0, 1.0}
 
 
-def test_retimed_matches_are_those_of_the_other_reference_frame(dataset: Dataset) -> None:
+def test_retimed_matches_are_those_of_the_other_reference_frame(dataset: Simulated) -> None:
     """The same points of the door, where they are in the reference at another frame."""
     rng = np.random.default_rng(0)
     rows, frames = rng.choice(len(dataset), 50, replace=False), rng.integers(0, 185, 50)
     shifted = dataclasses.replace(dataset, reference_frame=dataset.reference_frame.copy())
     shifted.reference_frame[rows] = frames
-    retimed = dataset.retimed(rows, dataset.ground_truth(rows), frames)
-    expected = shifted.ground_truth(rows)
+    retimed = dataset.retimed(rows, dataset.own_matches(rows), frames)
+    expected = shifted.own_matches(rows)
     assert np.allclose(retimed.p_ref, expected.p_ref, atol=1e-9) and np.array_equal(retimed.p_live, expected.p_live)
-    assert np.abs(retimed.p_ref - dataset.ground_truth(rows).p_ref).max() > 0.05
-    a = dataset.relations(rows, retimed, frames, "full")
-    b = shifted.relations(rows, expected, frames, "full")
+    assert np.abs(retimed.p_ref - dataset.own_matches(rows).p_ref).max() > 0.05
+    a = dataset.relations(rows, retimed, frames, EXPERIMENTS["memcorr"])
+    b = shifted.relations(rows, expected, frames, EXPERIMENTS["memcorr"])
     assert np.allclose(a.tokens, b.tokens, atol=1e-6)
 
 
-def test_phases_err_in_half_of_stage_two_and_nowhere_else(dataset: Dataset, cache: Cache) -> None:
+def test_phases_err_in_half_of_stage_two_and_nowhere_else(dataset: Simulated, cache: Cache) -> None:
     rows = np.arange(len(dataset))
     own = dataset.reference_frame[rows]
     mixed, first = make_batches(dataset, cache=cache), make_batches(dataset)

@@ -1,4 +1,4 @@
-"""One policy for many objects: recordings that recover, turned rows, lent errors, phases as they are seen live."""
+"""One policy for many objects: recordings that recover, turned rows, resampled errors, phases as they are seen live."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from memcorr.policy.relations import build_relations, turned
 from memcorr.policy.servo import continued
 from memcorr.spec import SPEC
 from memcorr.training.batches import Batches, draw, draw_turns
-from memcorr.training.dataset import Dataset, load_dataset, measure
+from memcorr.training.dataset import Simulated, load_dataset, measure
 from memcorr.training.experiments import EXPERIMENTS
 from memcorr.training.loop import train
-from memcorr.training.mixture import Lent
+from memcorr.training.mixture import Resampled
 from memcorr.worlds.disturbances import Disturbance
 from memcorr.worlds.expert import act, begin
 from memcorr.worlds.scenes import demonstration_scenes, disturb, disturbed_scenes
@@ -56,7 +56,7 @@ def folders(store: Store) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def door(folders: dict[str, Path]) -> Dataset:
+def door(folders: dict[str, Path]) -> Simulated:
     store, disturbed = Store.open(folders["worlds"] / "door"), Store.open(folders["disturbed"] / "door")
     return load_dataset(store, range(2), SMALL, disturbed=disturbed)
 
@@ -100,13 +100,13 @@ def test_an_episode_may_begin_where_the_other_task_was_left_off() -> None:
         assert world.success(task)
 
 
-def test_paired_rows_are_of_pairs_that_start_together(door: Dataset) -> None:
+def test_paired_rows_are_of_pairs_that_start_together(door: Simulated) -> None:
     state = door.windows.state.copy()
     state[door.first_rows(np.array([2]))[1]] += 0.01  # the third pair's closing starts elsewhere
     apart = dataclasses.replace(door, windows=dataclasses.replace(door.windows, state=state))
     assert list(door.paired) == [0, 1, 2, 3] and list(apart.paired) == [0, 1, 3]
     with pytest.raises(UserError, match="same robot state"):
-        apart.first_rows(np.arange(4))
+        apart.check_starts(4)
 
 
 def test_other_recipes_refuse_recordings_that_recover(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -143,13 +143,13 @@ def test_recordings_of_another_kind_or_world_are_refused_before_anything_is_read
     assert not (tmp_path / "run").exists()
 
 
-def test_rows_are_of_both_kinds_and_references_are_plain(door: Dataset, folders: dict[str, Path]) -> None:
+def test_rows_are_of_both_kinds_and_references_are_plain(door: Simulated, folders: dict[str, Path]) -> None:
     recorded = Store.open(folders["disturbed"] / "door").demonstration(1, "close")
     assert len(door) == (2 + 2) * 2 * 185 and list(door.reference) == [2, 3, 0, 1, 2, 3, 0, 1]
     assert np.array_equal(door.windows.chunk[-1], recorded.action[184:200])
 
 
-def test_phases_in_training_are_those_of_a_rollout(door: Dataset) -> None:
+def test_phases_in_training_are_those_of_a_rollout(door: Simulated) -> None:
     """The last recording, looked at every eight steps from its start, as a controller does."""
     d = len(door.reference) - 1
     r = door.reference[d]
@@ -165,14 +165,14 @@ def test_phases_in_training_are_those_of_a_rollout(door: Dataset) -> None:
     assert np.array_equal(trained, seen_phases(course, motion[: len(trained)], door.gripper[d, : len(trained)], 8))
 
 
-def test_turning_the_world_turns_the_tokens(door: Dataset) -> None:
+def test_turning_the_world_turns_the_tokens(door: Simulated) -> None:
     """Tokens of a scene that is turned and mirrored as a whole are the turned tokens."""
     rows, rng = np.array([0, 400, 900]), np.random.default_rng(0)
     turn = draw_turns(rng, 3)
     assert np.allclose(np.abs(np.linalg.det(turn)), 1) and np.allclose(turn @ turn.swapaxes(1, 2), np.eye(2))
     whole = np.tile(np.eye(3), (3, 1, 1))
     whole[:, :2, :2] = turn
-    matches, j = door.ground_truth(rows), door.reference_frame[rows]
+    matches, j = door.own_matches(rows), door.reference_frame[rows]
     d, anchor = door.windows.demonstration[rows], door.windows.anchor[rows]
 
     def tokens(by: np.ndarray) -> np.ndarray:
@@ -186,26 +186,29 @@ def test_turning_the_world_turns_the_tokens(door: Dataset) -> None:
             moved(door.gripper[door.reference[d]]),
             j,
             "tracking",
-            moved(door.command[door.reference[d]]),
+            np.concatenate(
+                [moved(door.command[door.reference[d]][..., :3]), door.command[door.reference[d]][..., 3:]], axis=-1
+            ),
         ).tokens
 
-    upright = door.relations(rows, matches, j, "tracking")
+    upright = door.relations(rows, matches, j, MANY)
     assert np.allclose(turned(upright, turn).tokens, tokens(whole), atol=1e-5)
     assert not np.allclose(upright.tokens, tokens(whole), atol=1e-2)
 
 
-def test_tracking_tokens_say_how_far_the_hand_is_from_where_it_should_be(door: Dataset) -> None:
+def test_tracking_tokens_say_how_far_the_hand_is_from_where_it_should_be(door: Simulated) -> None:
     rows = np.array([100])
     full, tracking = (
-        door.relations(rows, door.ground_truth(rows), door.reference_frame[rows], kind).tokens[0]
-        for kind in ("full", "tracking")
+        door.relations(rows, door.own_matches(rows), door.reference_frame[rows], recipe).tokens[0]
+        for recipe in (EXPERIMENTS["memcorr"], MANY)
     )
     d, j = int(door.windows.demonstration[100]), int(door.reference_frame[100])
     commands = door.command[door.reference[d], j + np.array([0, 5, 10, 15])]
     assert np.allclose(tracking[:, :9], full[:, :9] / 0.1, atol=1e-5)
-    assert np.allclose(tracking[:, 9:12], np.tile(commands / 0.3, (16, 1)), atol=1e-5)
+    assert np.allclose(tracking[:, 9:12], np.tile(commands[:, :3] / 0.3, (16, 1)), atol=1e-5)
     assert np.array_equal(tracking[:, 12:14], full[:, 12:14])
     assert np.allclose(tracking[:, 14:17], (full[:, 6:9] - full[:, 0:3]) / 0.02, atol=1e-4)
+    assert np.allclose(tracking[:, 17], np.tile(commands[:, 3], 16)), "and the gripper's command"
 
 
 def test_the_relative_state_knows_neither_place_nor_direction() -> None:
@@ -220,22 +223,22 @@ def test_the_relative_state_knows_neither_place_nor_direction() -> None:
     assert own_state(a, "absolute") is a
 
 
-def test_lent_errors_give_back_what_was_measured(dataset: Dataset, cache: Cache) -> None:
-    """Lent to the rows they were measured on, once: the cache's own matches."""
-    lent = Lent.of(dataset, cache, largest=2.0)
+def test_resampled_errors_give_back_what_was_measured(dataset: Simulated, cache: Cache) -> None:
+    """Put on the rows they were measured on, once: the cache's own matches."""
+    resampled = Resampled.of(dataset, cache, largest=2.0)
     enough = cache.matches.valid.sum(axis=1) >= SPEC.min_valid
     rows = dataset.rows(cache.demonstration, cache.anchor)[enough]
     T_ref, T_live = dataset.poses(rows, cache.reference_frame[enough])
     index = np.arange(len(rows))
     measured, valid = cache.matches[np.flatnonzero(enough)], cache.matches.valid[enough]
-    once = lent.matches(T_ref, T_live, index, np.ones(len(rows)))
+    once = resampled.matches(T_ref, T_live, index, np.ones(len(rows)))
     assert np.allclose(once.p_ref[valid], measured.p_ref[valid]) and np.allclose(
         once.p_live[valid], measured.p_live[valid]
     )
-    never = lent.matches(T_ref, T_live, index, np.zeros(len(rows)))
+    never = resampled.matches(T_ref, T_live, index, np.zeros(len(rows)))
     assert np.allclose(never.p_live[valid], cache.p_live_true[enough][valid])
-    lenders, factor = lent.draw(np.random.default_rng(0), 4000)
-    assert 0.2 < (factor == 0).mean() < 0.3 and 1.9 < factor.max() <= 2.0 and len(set(lenders)) > 100
+    sources, factor = resampled.draw(np.random.default_rng(0), 4000)
+    assert 0.2 < (factor == 0).mean() < 0.3 and 1.9 < factor.max() <= 2.0 and len(set(sources)) > 100
 
 
 def test_a_batch_holds_equal_parts_of_every_world_and_turns_them(folders: dict[str, Path]) -> None:
@@ -245,7 +248,7 @@ def test_a_batch_holds_equal_parts_of_every_world_and_turns_them(folders: dict[s
         rows[world] = load_dataset(store, range(2), SMALL, disturbed=disturbed)
     n = measure(list(rows.values()), SMALL)
     assert (n.action_mean[:2] == 0).all() and n.action_std[0] == n.action_std[1]
-    worlds = [Batches(d, n, SMALL, lent=_lent(d, folders, world)) for world, d in rows.items()]
+    worlds = [Batches(d, n, SMALL, resampled=_resampled(d, folders, world)) for world, d in rows.items()]
     for update in (0, 1):
         batch = draw(worlds, 42, update)
         assert len(batch.condition) == SMALL.batch and len(batch.z_t) == SMALL.batch * SMALL.noises
@@ -255,15 +258,15 @@ def test_a_batch_holds_equal_parts_of_every_world_and_turns_them(folders: dict[s
         assert torch.equal(batch.condition.tokens, again.condition.tokens)
 
 
-def _lent(dataset: Dataset, folders: dict[str, Path], world: str) -> Lent:
+def _resampled(dataset: Simulated, folders: dict[str, Path], world: str) -> Resampled:
     from memcorr.correspondence.cache import read_cache
 
     found = read_cache(folders["cache"] / world, Store.open(folders["worlds"] / world))
-    return Lent.of(dataset, found, SMALL.lent_errors)
+    return Resampled.of(dataset, found, SMALL.resampled_errors)
 
 
-def test_several_noises_of_one_context_are_as_good_as_one_each(door: Dataset, folders: dict[str, Path]) -> None:
-    batch = Batches(door, measure([door], SMALL), SMALL, lent=_lent(door, folders, "door")).draw(42, 0)
+def test_several_noises_of_one_context_are_as_good_as_one_each(door: Simulated, folders: dict[str, Path]) -> None:
+    batch = Batches(door, measure([door], SMALL), SMALL, resampled=_resampled(door, folders, "door")).draw(42, 0)
     torch.manual_seed(0)
     network = MANY.build().eval()
     with torch.no_grad():
@@ -282,13 +285,13 @@ def test_the_recipe_trains_and_validates_per_world(folders: dict[str, Path], tmp
     assert read_tensors(tmp_path / "run/model.safetensors")[1]["update"] == "6"
 
 
-def test_a_reference_is_continued_by_its_commands_and_the_way_back(door: Dataset) -> None:
+def test_a_reference_is_continued_by_its_commands_and_the_way_back(door: Simulated) -> None:
     """Where the hand is where the reference's was: its commands. Beside it: the way back; far beside it: up first."""
     rows = np.array([100])
     d, j = int(door.windows.demonstration[100]), door.reference_frame[rows]
     r = int(door.reference[d])
     same = ground_truth_matches(door.points, door.object_pose[[r], j], door.object_pose[[r], j])
-    told, hand = door.command[r, j[0] : j[0] + 16], door.gripper[r, j]
+    told, hand = door.command[r, j[0] : j[0] + 16, :3], door.gripper[r, j]
 
     def plan(gripper: np.ndarray) -> np.ndarray:
         return continued(same, gripper, door.gripper[[r]], j, door.command[[r]])[0]
@@ -307,20 +310,6 @@ def test_a_reference_is_continued_by_its_commands_and_the_way_back(door: Dataset
     assert abs(high[0, 2]) < 0.02  # across, and not down yet
     blind = dataclasses.replace(same, valid=np.zeros_like(same.valid))
     assert not continued(blind, hand, door.gripper[[r]], j, door.command[[r]]).any()
-
-
-def test_relative_actions_are_the_recorded_ones_again(door: Dataset, folders: dict[str, Path]) -> None:
-    """What is predicted, on top of what it is relative to, is what the expert did; mostly it is next to nothing."""
-    normalisation = measure([door], SMALL)
-    batches = Batches(door, normalisation, dataclasses.replace(SMALL, turned=False))
-    rows = np.array([3, 250, 700, 1200])
-    matches, frames = door.ground_truth(rows), door.reference_frame[rows]
-    predicted = batches._chunks(rows, matches, frames).numpy()
-    added = np.pad(door.continued(rows, matches, frames), ((0, 0), (0, 0), (0, 1)))
-    assert np.allclose(normalisation.original_action(predicted) + added, door.windows.chunk[rows], atol=1e-6)
-    assert np.abs(predicted[:2, :, :3]).mean() < 0.25  # of a deviation of 0.2
-    nobody = batches._chunks(rows, matches, frames, torch.ones(4, dtype=torch.bool)).numpy()
-    assert np.allclose(normalisation.original_action(nobody), door.windows.chunk[rows], atol=1e-6)
 
 
 def test_the_servo_reacts_without_having_learned(store: Store, tmp_path: Path) -> None:

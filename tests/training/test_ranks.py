@@ -19,10 +19,10 @@ from memcorr.demos.store import Store
 from memcorr.errors import UserError
 from memcorr.files import read_arrays
 from memcorr.training.batches import Batch, Batches
-from memcorr.training.dataset import Dataset, measure
+from memcorr.training.dataset import Simulated, measure
 from memcorr.training.experiments import EXPERIMENTS, Experiment
 from memcorr.training.loop import STATE, loss_of, train
-from memcorr.training.mixture import Lent, Mixture
+from memcorr.training.mixture import Mixture, Resampled
 from memcorr.training.optimiser import Weights
 from memcorr.training.ranks import Ranks
 
@@ -31,12 +31,12 @@ CPU = torch.device("cpu")
 DEBUG = EXPERIMENTS["debug"]
 
 
-def drawn(dataset: Dataset, cache: Cache, name: str) -> Iterator[tuple[Experiment, Batch]]:
+def drawn(dataset: Simulated, cache: Cache, name: str) -> Iterator[tuple[Experiment, Batch]]:
     """A standard and a paired batch of a recipe."""
-    e = replace(EXPERIMENTS[name], batch=16, worlds=("door",), disturbed=False, astray=0.0)
-    lent = Lent.of(dataset, cache, e.lent_errors) if e.lent_errors else None
-    mixture = None if e.visual or lent else Mixture.join(dataset, cache)
-    batches = Batches(dataset, measure([dataset], e), e, mixture, lent)
+    e = replace(EXPERIMENTS[name], batch=16, worlds=("door",), disturbed=False, off_track=0.0)
+    resampled = Resampled.of(dataset, cache, e.resampled_errors) if e.resampled_errors else None
+    mixture = None if e.visual or resampled else Mixture.join(dataset, cache)
+    batches = Batches(dataset, measure([dataset], e), e, mixture, resampled)
     yield e, batches.standard(np.random.default_rng(0), e.batch)
     yield e, batches.paired(np.random.default_rng(1), e.batch // 2)
 
@@ -44,7 +44,7 @@ def drawn(dataset: Dataset, cache: Cache, name: str) -> Iterator[tuple[Experimen
 @pytest.mark.parametrize("name", ["memcorr", "visual-unet", "memcorr-many"])
 @pytest.mark.parametrize("size", [2, 3])
 def test_the_parts_of_a_batch_make_the_gradient_of_the_whole(
-    name: str, size: int, dataset: Dataset, cache: Cache
+    name: str, size: int, dataset: Simulated, cache: Cache
 ) -> None:
     """Also in unequal parts, also where several noises share a row."""
     for e, batch in drawn(dataset, cache, name):
@@ -62,7 +62,7 @@ def test_the_parts_of_a_batch_make_the_gradient_of_the_whole(
         torch.testing.assert_close(sum(parts), whole, rtol=1e-4, atol=1e-6)
 
 
-def test_more_processes_than_rows_are_refused(dataset: Dataset, cache: Cache) -> None:
+def test_more_processes_than_rows_are_refused(dataset: Simulated, cache: Cache) -> None:
     _, batch = next(drawn(dataset, cache, "memcorr"))
     with pytest.raises(UserError, match="17 processes for batches of 16 rows: give torchrun fewer"):
         Ranks(CPU, 0, 17).part(batch)

@@ -27,9 +27,10 @@ from memcorr.errors import UserError
 from memcorr.files import converted
 from memcorr.policy.checkpoint import read_tensors
 from memcorr.policy.networks.transformer import ActionTransformer
+from memcorr.training import loading
 from memcorr.training import loop as training
 from memcorr.training.batches import Batches
-from memcorr.training.dataset import Dataset, measure
+from memcorr.training.dataset import Simulated, measure
 from memcorr.training.experiments import EXPERIMENTS, MAIN, Experiment, find_experiment
 from memcorr.training.loop import Run, loss_of, train
 from memcorr.training.metrics import Metrics
@@ -43,7 +44,7 @@ ONE_PAIR = dataclasses.replace(TINY, train_pairs=1, updates=(4, 2))  # leaves on
 @pytest.fixture
 def cached(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A `--cache` folder whose content is the synthetic cache."""
-    monkeypatch.setattr(training, "read_cache", lambda folder, store: cache)
+    monkeypatch.setattr(loading, "read_cache", lambda folder, store: cache)
     return Path("cache")
 
 
@@ -51,7 +52,7 @@ def cached(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> Path:
 def cached_literally(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The same, lifted as in the paper."""
     literal = dataclasses.replace(cache, lifting="paper")
-    monkeypatch.setattr(training, "read_cache", lambda folder, store: literal)
+    monkeypatch.setattr(loading, "read_cache", lambda folder, store: literal)
     return Path("cache")
 
 
@@ -72,6 +73,7 @@ def assert_same_weights(a: Path, b: Path) -> None:
 CHILD = """
 import os, pickle, signal, sys
 from pathlib import Path
+from memcorr.training import loading
 from memcorr.training import loop as training
 
 experiment, data, out, cache, moment = pickle.load(open(sys.argv[1], "rb"))
@@ -96,7 +98,7 @@ training.train(experiment, data, 42, out, Path("cache"))
 def uninterrupted(store: Store, cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "whole"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "read_cache", lambda folder, store: cache)
+        patch.setattr(loading, "read_cache", lambda folder, store: cache)
         train(TINY, store.root, 42, out, Path("cache"))
     return out
 
@@ -190,7 +192,7 @@ def test_stage_two_of_another_recipe_may_follow_the_same_stage_one(
             train(wrong, store.root, seed, tmp_path / f"wrong-{seed}-{wrong.paired}", cached, stage_one=folder)
 
 
-def test_stage_two_starts_from_the_ema_with_a_fresh_optimiser(dataset: Dataset, cache: Cache, tmp_path: Path) -> None:
+def test_stage_two_starts_from_the_ema_with_a_fresh_optimiser(dataset: Simulated, cache: Cache, tmp_path: Path) -> None:
     weights = Weights(ActionTransformer(), ActionTransformer(), TINY, torch.device("cpu"))
     batches = Batches(dataset, measure([dataset]), TINY)
     for update in range(3):
@@ -202,7 +204,7 @@ def test_stage_two_starts_from_the_ema_with_a_fresh_optimiser(dataset: Dataset, 
     assert weights.optimizer.param_groups[0]["lr"] == 5e-5
 
 
-def test_our_update_equals_the_straightforward_one(dataset: Dataset) -> None:
+def test_our_update_equals_the_straightforward_one(dataset: Simulated) -> None:
     """AdamW, clipping and EMA over one flat buffer, against torch's own parameter by parameter."""
     experiment = dataclasses.replace(TINY, gradient_norm=0.5)  # small enough to clip
     batches = Batches(dataset, measure([dataset]), experiment)
@@ -312,11 +314,11 @@ def test_mistakes_are_named_and_nothing_is_touched(
             train(TINY, store.root, seed, uninterrupted, cached)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="choose auto, cpu or cuda"):
         train(TINY, store.root, 42, uninterrupted, cached, device="tpu")
-    monkeypatch.setattr(training, "read_cache", lambda folder, store: dataclasses.replace(cache, lifting="paper"))
+    monkeypatch.setattr(loading, "read_cache", lambda folder, store: dataclasses.replace(cache, lifting="paper"))
     with pytest.raises(UserError, match="memcorr match --lifting rigid"):
         train(TINY, store.root, 42, uninterrupted, cached)
     other = dataclasses.replace(cache, p_live_true=cache.p_live_true + 0.1)
-    monkeypatch.setattr(training, "read_cache", lambda folder, store: other)
+    monkeypatch.setattr(loading, "read_cache", lambda folder, store: other)
     with pytest.raises(UserError, match="other data"):
         train(TINY, store.root, 42, uninterrupted, cached)
     assert contents(uninterrupted) == before
