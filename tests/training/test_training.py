@@ -28,7 +28,6 @@ from memcorr.files import converted
 from memcorr.policy.checkpoint import read_tensors
 from memcorr.policy.networks.transformer import ActionTransformer
 from memcorr.training import loading
-from memcorr.training import loop as training
 from memcorr.training.batches import Batches
 from memcorr.training.dataset import Simulated, measure
 from memcorr.training.experiments import EXPERIMENTS, MAIN, Experiment, find_experiment
@@ -77,7 +76,7 @@ from memcorr.training import loading
 from memcorr.training import loop as training
 
 experiment, data, out, cache, moment = pickle.load(open(sys.argv[1], "rb"))
-training.read_cache = lambda folder, store: cache
+loading.read_cache = lambda folder, store: cache
 training.SAVE_EVERY = 4
 saves, write = 0, Path.write_bytes
 
