@@ -21,7 +21,7 @@ def alpha_bars(schedule: Schedule = "linear") -> Tensor:
     """alpha_bar_t = prod_{q <= t} (1 - beta_q): (100,) float64.
 
     linear, the paper's: beta_t = 1e-4 + t (2e-2 - 1e-4) / 99. At t = 99 sixty per cent of the action is left, by
-    which a network tells apart two behaviours without ever looking at its condition (LOG.md).
+    which a network tells apart two behaviours without ever looking at its condition (docs/log).
     cosine: beta_t = min(1 - f((t + 1) / 100) / f(t / 100), 0.999) with f(s) = cos^2((s + 0.008) / 1.008 pi / 2).
     """
     T = SPEC.diffusion_steps
