@@ -1,4 +1,4 @@
-"""README, "Beyond this machine": all of its lines, as they stand."""
+"""docs/cluster.md: all of its lines, as they stand."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.cluster.conftest import BIN, ROOT, Cluster
 
 
 @pytest.mark.long
-def test_the_lines_of_the_readme_run(tmp_path: Path) -> None:
+def test_the_lines_of_the_page_run(tmp_path: Path) -> None:
     pytest.importorskip("ray")
-    (block,) = re.findall(r"## Beyond this machine\n.*?```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (block,) = re.findall(r"```bash\n(.*?)```", (ROOT / "docs/cluster.md").read_text(), re.DOTALL)
     assert block.count("\n") == 10
     cluster = Cluster(Path(f"/tmp/memcorr-readme-{os.getpid()}"))
     environment = {
