@@ -194,7 +194,7 @@ def conclude(world: World, lane: Lane) -> Outcome:
         success=lane.success,
         steps=len(lane.executed),
         replans=len(lane.answers),
-        fallback_replans=sum(answer.plan is not None and answer.plan.fallback for answer in lane.answers),
+        fallback_replans=sum(answer.plan is not None and answer.plan.unmatched for answer in lane.answers),
         matched_replans=len(errors),
         mean_match_error_mm=round(float(np.mean(errors)), 4) if errors else None,
         first_chunk_direction=first_chunk_direction(world, lane.job, np.stack(lane.executed)),

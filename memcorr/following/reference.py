@@ -16,6 +16,7 @@ from ..errors import UserError
 from ..frames import check_frame
 from ..spec import SPEC
 from .course import Course
+from .doubts import Witness
 
 
 class Reference:
@@ -29,6 +30,7 @@ class Reference:
                 raise UserError(f"{demonstration.path}: the reference's {name} holds NaN or infinity")
         self.demonstration, self.matcher = demonstration, matcher
         self._prepared: dict[int, ReferenceFrame] = {}
+        self.witnesses: dict[int, Witness] = {}  # of the frames that are prepared
 
     def __len__(self) -> int:
         return len(self.demonstration)
@@ -40,6 +42,7 @@ class Reference:
         frames = self.demonstration.frames(missing)
         for j, frame in zip(missing, frames, strict=True):
             check_frame(frame, f"{self.demonstration.path}, frame {j}", self.demonstration.robot_state.shape[1])
+        self.witnesses |= {j: Witness.of(frame) for j, frame in zip(missing, frames, strict=True)}
         self._prepared |= zip(missing, prepare_references(self.matcher, frames), strict=True)
 
     def at(self, j: int) -> ReferenceFrame:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from ..correspondence.matches import Matches
 from ..demos.store import Demonstration
 from ..errors import UserError
 from ..following.course import Progress
+from ..following.doubts import PATIENCE, doubt
 from ..following.reference import Reference
 from ..following.step import Following, Look, MatcherSource, Observation, Relation
 from ..frames import Frame, check_frame
@@ -47,6 +48,8 @@ class Plan:
     phase: int | None = None  # frame of the reference that it follows; None without a reference
     matches: Matches | None = None  # the sixteen point pairs it was shown; None where nothing was matched
     progress: Progress | None = None  # to be handed to the next look, where the phase is by what is seen
+    doubt: str = ""  # what looks wrong with this frame alone
+    reason: str = ""  # why it should not be executed: a doubt at the first frame of an episode, or twice in a row
 
     @property
     def valid_points(self) -> int:
@@ -58,9 +61,14 @@ class Plan:
         return float(self.matches.confidence[self.matches.valid].mean()) if self.matches and self.valid_points else 0.0
 
     @property
-    def fallback(self) -> bool:
+    def unmatched(self) -> bool:
         """Fewer than four valid points: planned from the robot's state alone, without the reference."""
         return self.matches is not None and self.valid_points < SPEC.min_valid
+
+    @property
+    def fallback(self) -> bool:
+        """A careful robot stands still: `reason` says why."""
+        return self.unmatched or bool(self.reason)
 
 
 class Follows(ABC):
@@ -96,7 +104,24 @@ class Planner:
     def plan(self, looks: Sequence[Look], noises: Sequence[NDArray[np.float32]]) -> list[Plan]:
         """What continues each reference from what is seen, one to one."""
         relations = self.following.step(looks)
-        return self.policy.plan([Request(r, z) for r, z in zip(relations, noises, strict=True)], self.lanes)
+        plans = self.policy.plan([Request(r, z) for r, z in zip(relations, noises, strict=True)], self.lanes)
+        return [
+            replace(plan, doubt=_doubt(look, relation))
+            for look, relation, plan in zip(looks, relations, plans, strict=True)
+        ]
+
+
+def _doubt(look: Look, relation: Relation) -> str:
+    if relation.looked_at is None:
+        return ""
+    return doubt(relation.frame, look.reference.witnesses[relation.looked_at], relation)
+
+
+def confirmed(plan: Plan, doubts_before: int, first: bool) -> tuple[Plan, int]:
+    """The plan with its `reason`, and how many frames in a row have looked wrong by now."""
+    doubts = doubts_before + 1 if plan.doubt else 0
+    now = first or doubts >= PATIENCE or plan.unmatched
+    return replace(plan, reason=plan.doubt if now else ""), doubts
 
 
 class Follower:
@@ -113,6 +138,7 @@ class Follower:
         self.progress: Progress | None = None  # of the episode under way
         self.began: Observation | None = None  # its first frame
         self.swapped = False  # since the last plan
+        self.doubts = 0  # frames in a row that look wrong
 
     def swap(self, reference: Demonstration) -> None:
         """Follows another reference from the next plan on, in the middle of the episode; its steps may be counted
@@ -123,8 +149,8 @@ class Follower:
         """What continues the reference from `frame`, `elapsed` control steps after the start.
 
         A frame that cannot be right (wrong shape or type, NaN in the robot's state, depth in millimetres)
-        is a ValueError that says so. With an empty mask, or too little of the object in sight, the plan
-        comes from the robot's state alone and its `fallback` is true: a careful robot then stands still.
+        is a ValueError that says so. What looks wrong (too little of the object in sight, a camera that does not
+        fit the hand, another object) makes `fallback` true and gives a `reason`: a careful robot then stands still.
         `seed` draws the noise of the sample, unless `noise` (16, 4) is given. `elapsed` 0 begins an episode.
         """
         design = self.planner.policy.design
@@ -135,6 +161,7 @@ class Follower:
             noise = initial_noise(seed, elapsed, width=design.action_dim)
         look = Look(Observation(frame), self.reference, elapsed, self.progress, self.began)
         (plan,) = self.planner.plan([look], [noise])
+        plan, self.doubts = confirmed(plan, self.doubts, first=not elapsed)
         if not np.isfinite(plan.actions).all():  # the last gate before a robot
             raise ValueError("the plan holds NaN or infinity: the frame, robot_state or gripper cannot be right")
         self.progress, self.began, self.swapped = plan.progress, self.began or look.observation, False

@@ -1,0 +1,142 @@
+"""Signs that a live frame, its calibration or its reference cannot be right: what a robot can check before it moves.
+
+    reason = doubt(frame, Witness.of(recorded), relation)   # "" where nothing speaks against it
+
+`recorded` is the reference's frame that was matched. The hand tells most: its position is known from the robot, and the
+camera must see something there, as it did in the recording. What no frame can tell (a reference of the wrong task, a
+wrong gripper) is not looked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy.spatial.transform import Rotation
+
+from ..frames import Frame
+from ..spec import SPEC, Array
+
+if TYPE_CHECKING:
+    from .step import Relation
+
+QUANTILES = np.linspace(0.02, 0.98, 25)
+PATIENCE = 2  # observations in a row that have to look wrong; at the first of an episode one is enough
+
+
+@dataclass(frozen=True)
+class Signs:
+    """From where on something counts as wrong."""
+
+    centre: float = 0.2  # of the image size: principal point from the middle of the image
+    aspect: float = 1.25  # of the two focal lengths
+    flat_m: float = 0.002  # depth that varies less than this over the whole image
+    camera_deg: float = 80.0  # between the live camera's axes and the recording's
+    hand_m: float = 0.05  # between what is seen around the gripper and what the recording saw there, optical axis
+    hand_window: float = 0.04  # of the image size: how far around the gripper's pixel that is
+    colours: float = 0.6  # of their difference as they are, that of exchanged red and blue
+    tilt_deg: float = 35.0  # of the object against the recording's
+    travel_m: float = 0.6  # of the object against the recording's
+    height_m: float = 0.06  # of that, upwards or downwards
+    confidence: float = 0.25  # mean of the matched points
+
+
+SIGNS = Signs()
+
+
+@dataclass(frozen=True)
+class Witness:
+    """What of one frame is compared with another one."""
+
+    rotation: Array  # (3, 3) camera axes -> world
+    hand: float | None  # `hand_surface`
+    colours: Array  # (25, 3) quantiles of red, green and blue
+
+    @staticmethod
+    def of(frame: Frame, signs: Signs = SIGNS) -> Witness:
+        colours = np.quantile(frame.rgb.reshape(-1, 3), QUANTILES, axis=0)
+        return Witness(frame.camera.T_world_cam[:3, :3], hand_surface(frame, signs), colours)
+
+
+def doubt(frame: Frame, recorded: Witness, relation: Relation, signs: Signs = SIGNS) -> str:
+    """Why a plan from this frame should not be executed; "" if nothing speaks against it."""
+    if relation.matches is not None and relation.matches.valid.sum() < SPEC.min_valid:
+        return "too little of the object was seen to use the reference"
+    live = Witness.of(frame, signs)
+    return (
+        wrong_intrinsics(frame, signs)
+        or wrong_pose(live, recorded, signs)
+        or wrong_images(frame, live, recorded, signs)
+        or wrong_object(relation, signs)
+    )
+
+
+def wrong_intrinsics(frame: Frame, signs: Signs = SIGNS) -> str:
+    """Intrinsics of another image size or shape."""
+    K, (height, width) = frame.camera.K, frame.depth.shape
+    off = max(abs(K[0, 2] / width - 0.5), abs(K[1, 2] / height - 0.5))
+    if off > signs.centre:
+        return f"camera.K is not of images of {width} x {height} pixels: its principal point is {100 * off:.0f} % off"
+    if max(K[0, 0] / K[1, 1], K[1, 1] / K[0, 0]) > signs.aspect:
+        return f"camera.K has focal lengths {K[0, 0]:.0f} and {K[1, 1]:.0f}: is it of another image shape?"
+    return ""
+
+
+def wrong_pose(live: Witness, recorded: Witness, signs: Signs = SIGNS) -> str:
+    """Extrinsics that do not put the hand where the camera sees it."""
+    angle = float(np.degrees(Rotation.from_matrix(live.rotation.T @ recorded.rotation).magnitude()))
+    if angle > signs.camera_deg:
+        return f"the camera is turned by {angle:.0f} degrees against the recording's: inverted, or another camera's?"
+    if recorded.hand is None:
+        return ""
+    if live.hand is None:
+        return "camera and gripper do not fit: the gripper would be outside of the image; check the extrinsics"
+    if abs(gap := live.hand - recorded.hand) > signs.hand_m:
+        return f"camera and gripper do not fit: {100 * gap:+.0f} cm; check extrinsics, depth and gripper"
+    return ""
+
+
+def hand_surface(frame: Frame, signs: Signs = SIGNS) -> float | None:
+    """From the gripper to the front of what is seen around its pixel, metres along the optical axis; None outside of
+    the image, or where nothing returned. The front is the hand, wherever it is in the image."""
+    (uv, z), (height, width) = frame.camera.project(frame.gripper), frame.depth.shape
+    reach = max(2, round(signs.hand_window * max(height, width)))
+    if z <= 0 or not (0 <= uv[0] < width and 0 <= uv[1] < height):
+        return None
+    u, v = (int(x) for x in np.round(uv))
+    seen = frame.depth[max(v - reach, 0) : v + reach + 1, max(u - reach, 0) : u + reach + 1]
+    seen = seen[np.isfinite(seen) & (seen > 0)]
+    return float(np.quantile(seen, 0.1) - z) if seen.size else None
+
+
+def wrong_images(frame: Frame, live: Witness, recorded: Witness, signs: Signs = SIGNS) -> str:
+    """Depth without content; red and blue exchanged."""
+    seen = frame.depth[np.isfinite(frame.depth) & (frame.depth > 0)]
+    if not seen.size:
+        return "depth holds nothing"
+    if np.ptp(seen) < signs.flat_m:
+        return f"depth is {seen[0]:.3g} m everywhere"
+    as_is, exchanged = (np.abs(order - recorded.colours).mean() + 1 for order in (live.colours, live.colours[:, ::-1]))
+    return "red and blue look exchanged: frames are RGB" if exchanged < signs.colours * as_is else ""
+
+
+def wrong_object(relation: Relation, signs: Signs = SIGNS) -> str:
+    """Matched points that no object on a table could have moved like, or that hardly match."""
+    if relation.matches is None or relation.motion is None:
+        return ""
+    matches, motion = relation.matches, relation.motion
+    confidence = float(matches.confidence[matches.valid].mean())
+    if confidence < signs.confidence:
+        return f"hardly anything agrees with the recording (confidence {confidence:.2f}): is it another object?"
+    tilt = float(np.degrees(np.arccos(np.clip(motion[2, 2], -1.0, 1.0))))
+    if tilt > signs.tilt_deg:
+        return f"the object would be tilted by {tilt:.0f} degrees: check the camera's pose"
+    travel = (matches.p_live - matches.p_ref)[matches.valid].mean(axis=0)
+    far, up = float(np.linalg.norm(travel)), float(travel[2])
+    if far > signs.travel_m or abs(up) > signs.height_m:
+        where = (
+            f"{100 * abs(up):.0f} cm {'above' if up > 0 else 'below'}" if far < signs.travel_m else f"{far:.1f} m from"
+        )
+        return f"the object would be {where} where it was recorded: check the camera's pose"
+    return ""

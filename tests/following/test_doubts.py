@@ -1,0 +1,112 @@
+"""What a robot can check before it moves: every usual fault is seen at the first frame."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import memcorr
+from memcorr.correspondence.matches import Matches
+from memcorr.demos.store import Store
+from memcorr.following.doubts import Witness, doubt, hand_surface
+from memcorr.following.step import Relation
+from memcorr.frames import Camera, Frame
+from memcorr.worlds.scenes import evaluation_scenes
+from memcorr.worlds.world import World
+
+
+def camera(frame: Frame, change: Callable[[np.ndarray], np.ndarray]) -> Frame:
+    return replace(frame, camera=Camera(frame.camera.K, change(frame.camera.T_world_cam.copy())))
+
+
+def transposed(T: np.ndarray) -> np.ndarray:
+    T[:3, :3] = T[:3, :3].T
+    return T
+
+
+def moved(axis: int, by: float) -> Callable[[np.ndarray], np.ndarray]:
+    def change(T: np.ndarray) -> np.ndarray:
+        T[axis, 3] += by
+        return T
+
+    return change
+
+
+def larger(frame: Frame) -> Frame:
+    """Intrinsics of 640 x 480 pixels."""
+    return replace(frame, camera=Camera(frame.camera.K * [[5], [3.75], [1]], frame.camera.T_world_cam))
+
+
+FAULTS: dict[str, tuple[Callable[[Frame], Frame], str]] = {
+    "extrinsics inverted": (lambda f: camera(f, np.linalg.inv), "camera"),
+    "extrinsics transposed": (lambda f: camera(f, transposed), "camera"),
+    "extrinsics 10 cm off in x": (lambda f: camera(f, moved(0, 0.1)), "do not fit"),
+    "extrinsics 10 cm off in y": (lambda f: camera(f, moved(1, 0.1)), "do not fit"),
+    "extrinsics 10 cm too high": (lambda f: camera(f, moved(2, 0.1)), "camera"),
+    "extrinsics 10 cm too low": (lambda f: camera(f, moved(2, -0.1)), "camera"),
+    "intrinsics of another size": (larger, "camera.K"),
+    "blue before red": (lambda f: replace(f, rgb=f.rgb[..., ::-1].copy()), "red and blue"),
+    "depth constant": (lambda f: replace(f, depth=np.ones_like(f.depth)), "everywhere"),
+    "no depth": (lambda f: replace(f, depth=np.zeros_like(f.depth)), "too little"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_usual_faults_are_named_at_the_first_frame(fault: str, store: Store, world: World) -> None:
+    change, word = FAULTS[fault]
+    world.reset(evaluation_scenes("combined", seed=7)[0])
+    good = world.observe()
+    for task in ("open", "close"):
+        follower = memcorr.load_policy("servo").follow(store.demonstration(0, task))
+        plan = follower.plan(change(good), 0)
+        assert plan.fallback and word in plan.reason, plan.reason
+        plan = follower.plan(good, 0)
+        assert not plan.fallback and not plan.reason and not plan.doubt
+
+
+def test_one_odd_frame_on_the_way_stops_nothing_two_do(store: Store, world: World) -> None:
+    world.reset(evaluation_scenes("combined", seed=7)[0])
+    good = world.observe()
+    odd = FAULTS["extrinsics 10 cm off in x"][0](good)
+    follower = memcorr.load_policy("servo").follow(store.demonstration(0, "open"))
+    assert not follower.plan(good, 0).fallback
+    plan = follower.plan(odd, 8)
+    assert plan.doubt and not plan.fallback
+    assert follower.plan(odd, 16).fallback
+    assert not follower.plan(good, 24).fallback
+
+
+def test_an_object_stands_on_its_table(store: Store) -> None:
+    """Points that are lifted, tilted, far away or hardly agree are no object of this recording."""
+    frame = store.demonstration(0, "open").frame(0)
+    rng = np.random.default_rng(0)
+    p = rng.uniform(0, 0.2, (16, 3))
+
+    def reason(T: np.ndarray, confidence: float = 0.9) -> str:
+        matches = Matches(p, p @ T[:3, :3].T + T[:3, 3], np.full(16, confidence), np.ones(16, bool))
+        return doubt(frame, Witness.of(frame), Relation(frame, matches=matches, motion=T))
+
+    T = np.eye(4)
+    assert not reason(T)
+    assert "another object" in reason(T, confidence=0.2)
+    for change, word in ((0.1, "above"), (-0.1, "below")):
+        T = np.eye(4)
+        T[2, 3] = change
+        assert word in reason(T)
+    T = np.eye(4)
+    T[0, 3] = 0.9
+    assert "0.9 m from" in reason(T)
+    T = np.eye(4)
+    T[1:3, 1:3] = [[0.5, -0.866], [0.866, 0.5]]
+    assert "tilted by 60" in reason(T)
+
+
+def test_the_front_of_the_hand_is_found_where_the_gripper_is(store: Store) -> None:
+    demonstration = store.demonstration(0, "close")
+    surfaces = [hand_surface(frame) for frame in demonstration.frames(range(0, 60, 12))]
+    assert all(s is not None and -0.12 < s < 0.02 for s in surfaces)
+    frame = demonstration.frame(0)
+    assert hand_surface(replace(frame, gripper=frame.gripper + np.array([0, 0, 1.0]))) is None
