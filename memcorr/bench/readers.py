@@ -14,7 +14,7 @@ import numpy as np
 
 from ..correspondence.cache import FORMS, Settings, fingerprint, read_cache
 from ..demos.store import LAYOUT, NUMBERS, Store, demonstration_path, write_demonstration
-from ..evaluation.episodes import EPISODES, PROMISED, Episode, read_episodes, write_episodes
+from ..evaluation.episodes import COLUMNS, EPISODES, Episode, read_episodes, write_episodes
 from ..evaluation.intervention import Intervention
 from ..files import write_arrays, write_json
 from ..frames import Camera, Frame
@@ -124,7 +124,7 @@ def load_episodes() -> Case:
 
     def believed(line: str) -> Episode:
         content = json.loads(line)
-        if any(name not in content for name in PROMISED):
+        if any(name not in content for name in COLUMNS):
             raise ValueError(line)
         about = Intervention(**{name: content[name] for name in shown})
         known = {name: value for name, value in content.items() if name in names}

@@ -52,7 +52,7 @@ class Settings:
     weights: str = ""  # of the embedded matcher
     seed: int = SPEC.cache_seed
     tie_break: TieBreak = "elapsed"
-    lifting: Lifting = "object"  # all there was before caches said so
+    lifting: Lifting = "rigid"
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from ..worlds.pairs import find_pair
 from ..worlds.scenes import Scene, demonstration_scenes, disturbed_scenes
 from ..worlds.world import World, shared_world
 from .contact_sheet import write_contact_sheet
-from .store import LAYOUT, Manifest, Store, demonstration_path, find_demonstration, write_demonstration
+from .store import Manifest, Store, demonstration_path, find_demonstration, write_demonstration
 
 log = logging.getLogger(__name__)
 
@@ -103,11 +103,11 @@ def prepare(root: Path, pairs: int, seed: int, world: str, disturbed: bool) -> l
     """Checks or writes the manifest; returns the demonstrations that are still missing."""
     drawn = disturbed_scenes if disturbed else demonstration_scenes
     scenes, tasks = drawn(seed, pairs, world), find_pair(world).tasks
-    manifest = Manifest(LAYOUT, pairs, world, seed, asdict(SPEC), disturbed=disturbed)
+    manifest = Manifest(1, pairs, world, seed, asdict(SPEC), disturbed=disturbed)
     path = root / "collection.json"
     if path.exists():
         present = Store(root).manifest
-        for key in ("layout", "world", "seed", "disturbed"):
+        for key in ("world", "seed", "disturbed"):
             there, wanted = getattr(present, key), getattr(manifest, key)
             if there != wanted:
                 raise UserError(f"{root} holds demonstrations with {key} {there}, not {wanted}; choose another --out")

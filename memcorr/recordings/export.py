@@ -67,7 +67,7 @@ def export_lerobot(store: Store, out: Path, fps: float | None = None) -> int:
                     collected.append(stats)
         write_table(out / "meta/episodes" / TABLE.format(chunk_index=0, file_index=0), pa.Table.from_pylist(episodes))
         write_table(out / "meta/tasks.parquet", task_table(tasks))
-        write_json(out / "meta/stats.json", listed(aggregated(collected)), check=False)  # theirs have no checksum
+        write_json(out / "meta/stats.json", listed(aggregated(collected)))
         own = [
             {"pair": d.pair, "task": d.task, "u": known(d.u), "world": d.world, "extras": extras[d.name]}
             for d in present

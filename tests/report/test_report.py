@@ -229,8 +229,8 @@ def test_error_tables_are_checked_before_they_are_reported(tmp_path: Path) -> No
     path = tmp_path / "errors.json"
     write_json(path, {**errors, "matcher": "embedded", "lifting": "rigid"})
     assert Measured.find([tmp_path]).cache[0].mean_mm == 2.5
-    path.write_text(path.read_text().replace("2.5", "1.5"))
-    with pytest.raises(UserError, match=r'errors\.json is not an error table \(it does not match its "check"'):
+    path.write_text(path.read_text().replace("2.5", '"small"'))
+    with pytest.raises(UserError, match=r"errors\.json is not an error table \(mean_mm: expected float, got str"):
         Measured.find([tmp_path])
 
 
