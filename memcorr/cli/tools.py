@@ -43,11 +43,11 @@ def bench(names: tyro.conf.Positional[tuple[str, ...]] = (), json: bool = False)
         names: What to measure; everything if none is given. replan:RUN is of another policy than the shipped one.
         json: Print a list of {name, ours_ms, baseline, baseline_ms, ratio} instead of a table.
     """
-    from ..bench.run import run, told
+    from ..bench.run import as_json, run
 
     results = run(names, None if json else print)
     if json:
-        print(told(results))
+        print(as_json(results))
 
 
 @verb(app)

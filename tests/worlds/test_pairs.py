@@ -9,7 +9,6 @@ import gymnasium
 import numpy as np
 import pytest
 
-from memcorr.bench import stock
 from memcorr.demos.collect import run_expert
 from memcorr.spec import SPEC, WORLD_TASKS
 from memcorr.worlds.disturbances import KINDS, SENSORS, Disturbance, Events
@@ -17,6 +16,7 @@ from memcorr.worlds.expert import SPEED, act
 from memcorr.worlds.pairs import PAIRS
 from memcorr.worlds.scenes import SUITE, Scene, disturb, evaluation_scenes
 from memcorr.worlds.world import GRIPPER_COMMAND, World
+from tests.worlds import stock
 
 WORLDS = list(PAIRS)
 BOTH = [(name, task) for name, pair in PAIRS.items() for task in pair.tasks]

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from memcorr.bench.stock import stock_env
 from memcorr.errors import UserError
 from memcorr.frames import Camera, check_frame, look_at
 from memcorr.spec import SPEC, TASKS, Task
@@ -20,6 +19,7 @@ from memcorr.worlds.gym_env import frame_of, observation_of
 from memcorr.worlds.render import OBJECT_GROUP
 from memcorr.worlds.scenes import Scene, demonstration_scenes
 from memcorr.worlds.world import CAMERA_NAME, GRIPPER_COMMAND, View, World, build_model, shared_world
+from tests.worlds.stock import stock_env
 
 CENTRE = Scene("camera", 0, 0, (0.5, 0.5))
 STATE = mujoco.mjtState.mjSTATE_INTEGRATION

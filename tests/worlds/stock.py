@@ -1,4 +1,4 @@
-"""Meta-World's own environments in one of our scenes: what flags and speed are compared with."""
+"""Meta-World's own environments in one of our scenes: what flags are compared with."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ..spec import Array, Task
-from ..worlds.gl import mujoco
-from ..worlds.scenes import Scene
-from ..worlds.world import MOCAP_QUAT, World
+from memcorr.spec import Array, Task
+from memcorr.worlds.gl import mujoco
+from memcorr.worlds.scenes import Scene
+from memcorr.worlds.world import MOCAP_QUAT, World
 
 # The classes by world and task: module sawyer_NAME_v3, class Sawyer...EnvV3.
 NAMES: dict[str, dict[Task, str]] = {
