@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 from ..errors import UserError
 from ..spec import Array
+from .film import metres
 from .sidecars import RECORDED, Recording, Sidecars, continuous, understood, word
 
 try:
@@ -36,7 +37,10 @@ except ImportError as problem:  # an extra
 
 COLOURS = {"rgb8": (3, [0, 1, 2]), "bgr8": (3, [2, 1, 0]), "rgba8": (4, [0, 1, 2]), "bgra8": (4, [2, 1, 0])}
 LATE = 1.5  # rows by which what belongs to a colour image may be away from it in time
-EXAMPLE = 'give {"rgb": "/camera/color/image_raw", "depth": "/camera/aligned_depth_to_color/image_raw", "action": "/command", ...}'
+EXAMPLE = (
+    'give {"rgb": "/camera/color/image_raw", "depth": "/camera/aligned_depth_to_color/image_raw", '
+    '"action": "/command", ...}'
+)
 REMEDY = "record or copy it again"
 NAMED = re.compile(r"pair-(\d+)-(.+)")
 
@@ -74,7 +78,7 @@ class Mapping:
 
     @staticmethod
     def read(sidecars: Sidecars) -> Mapping:
-        place, said = sidecars.root / "mapping.json", sidecars.mapping
+        place, said = sidecars.place, sidecars.mapping
         topics: dict[str, str] = {}
         frames: dict[str, tuple[str, str]] = {}
         columns: dict[str, list[int]] = {}
@@ -268,9 +272,9 @@ def depth(message: Any) -> NDArray[np.float32]:
         found = compressed(message)
         if found.dtype not in (np.uint16, np.int32):
             raise UserError(f"its compressed images are {found.dtype}; 16-bit PNG is read")
-        return (found.astype(np.float32) / 1000).astype(np.float32)
+        return metres(found)
     if message.encoding in ("16UC1", "mono16"):
-        return (pixels(message, "uint16", 1).astype(np.float32) / 1000).astype(np.float32)
+        return metres(pixels(message, "uint16", 1))
     if message.encoding == "32FC1":
         found = pixels(message, "float32", 1)
         return np.where(np.isfinite(found), found, 0).astype(np.float32)
