@@ -129,7 +129,7 @@ class Dataset:
         sources = {name: Source(key) for name, key in usual.items()}
         for name in (*IMAGES, *NUMBERS, *EXTRA):
             if name in said:
-                sources[name] = source(name, said[name], features, root)
+                sources[name] = source(name, said[name], features, sidecars.place)
         if missing := [name for name in ("K", "T_world_cam") if name not in sources]:
             if sidecars.calibration is None:
                 raise needs_calibration(root, missing)
@@ -236,7 +236,7 @@ class Dataset:
         return dequantised(pixels, self.info["features"][key].get("info") or {}) if name == "depth" else pixels
 
 
-def source(name: str, said: Any, features: dict[str, Any], root: Path) -> Source:
+def source(name: str, said: Any, features: dict[str, Any], place: Path) -> Source:
     found = (
         Source(said)
         if isinstance(said, str)
@@ -244,7 +244,7 @@ def source(name: str, said: Any, features: dict[str, Any], root: Path) -> Source
     )
     if found.key not in features:
         raise UserError(
-            f"{root / 'mapping.json'}: {name} is to be {found.key!r}, which the dataset has not; "
+            f"{place}: {name} is to be {found.key!r}, which the dataset has not; "
             f"it has {', '.join(key for key in features if key not in COUNTERS)}"
         )
     return found

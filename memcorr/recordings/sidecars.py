@@ -67,10 +67,8 @@ class Sidecars:
     @staticmethod
     def read(root: Path, mapping: Path | None, calibration: Path | None, masks: bool) -> Sidecars:
         """Files that were named, else the usual ones if they are there."""
-        place = mapping or root / "mapping.json"
-        return Sidecars(
-            root, place, _read(mapping, place), read_calibration(calibration, root / "calibration.json"), masks
-        )
+        place, camera = mapping or root / "mapping.json", read_calibration(calibration, root / "calibration.json")
+        return Sidecars(root, place, _read(mapping, place), camera, masks)
 
     def require(self, found: Container[str], example: str, more: Sequence[str] = ()) -> None:
         """Complains about everything that is needed and not `found`, at once."""
