@@ -18,7 +18,7 @@ from memcorr.report.lookup import Lookup, door_follows, first_chunk_follows, mat
 from memcorr.report.matching import Measured
 from memcorr.report.page import complete, missing, write_report
 from memcorr.report.paper import MATCHED, Line, Setting
-from memcorr.report.robustness import strangers
+from memcorr.report.robustness import exchanges, strangers, worlds
 from memcorr.report.tables import comparison, ours
 from memcorr.spec import TASKS
 from memcorr.worlds.scenes import evaluation_scenes
