@@ -477,7 +477,6 @@ ALLOWED = {
     "recordings/film.py": "the same",
     "recordings/lerobot.py": "the same",
     "recordings/mcap.py": "the same",
-    "recordings/check/pictures.py": "the same",
 }
 
 
