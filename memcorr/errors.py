@@ -1,4 +1,4 @@
-"""A mistake of the user's, told in one line: what is wrong and what would be right."""
+"""A mistake of the user's, in one line: what is wrong and what would be right."""
 
 from __future__ import annotations
 

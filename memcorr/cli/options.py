@@ -157,7 +157,7 @@ class Sensors:
 
 
 def verb(of: tyro.extras.SubcommandApp, name: str | None = None) -> Callable[[Callable[..., None]], Callable[..., Any]]:
-    """Registers a command. Parsing only returns what is to be called: its mistakes are told apart from the work's."""
+    """Registers a command. Parsing only returns what is to be called: its mistakes differ from those of the work."""
 
     def register(command: Callable[..., None]) -> Callable[..., Any]:
         @functools.wraps(command)

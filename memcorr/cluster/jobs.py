@@ -19,7 +19,7 @@ from ..errors import UserError
 from .pool import SLURM, Answer, Elsewhere, Lost, Unit
 
 FOLDER = Path("runs/jobs")  # submitit's own files, on the shared file system while the jobs last
-HOURS, SECONDS = 24, 30.0  # a job may last; it may take to end when told to
+HOURS, SECONDS = 24, 30.0  # a job may last; it may take to end when cancelled
 LOOK_EVERY = {SLURM: 2.0}  # seconds; a local job's end is seen at once
 
 

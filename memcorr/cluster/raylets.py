@@ -47,9 +47,9 @@ class Raylets(Elsewhere):
                 ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
                 signal.signal(signal.SIGTERM, heard)  # Ray puts its own there
         except Exception as problem:  # whatever it is, its first line tells
-            told = str(problem).strip().splitlines()[0] if str(problem).strip() else type(problem).__name__
+            reason = str(problem).strip().splitlines()[0] if str(problem).strip() else type(problem).__name__
             need = "this machine must be a node (ray start --address), with the same RAY_AUTH_MODE and token"
-            raise UserError(f"--cluster {address}: {told}; {need}") from None
+            raise UserError(f"--cluster {address}: {reason}; {need}") from None
         return Raylets(address)
 
     @property
@@ -94,7 +94,7 @@ class Raylets(Elsewhere):
 
 @functools.cache
 def remote(threads: int, gpus: int) -> Any:
-    """What Ray runs. Tried again by us, so that losses are counted and told in one way."""
+    """What Ray runs. Tried again by us, so that losses are counted and reported in one way."""
     import ray
 
     return ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=0)(call)

@@ -124,8 +124,8 @@ def prepare(root: Path, pairs: int, seed: int, world: str, disturbed: bool) -> l
             if found.u != scene.u:
                 raise UserError(f"{file} was recorded with another seed than {seed}; choose another --out")
             if found.disturbances != " ".join(map(str, scene.disturbances)):
-                told = found.disturbances or "nothing"
-                raise UserError(f"{file} was recorded with {told} going wrong in it; choose another --out")
+                what = found.disturbances or "nothing"
+                raise UserError(f"{file} was recorded with {what} going wrong in it; choose another --out")
     write_json(path, asdict(manifest))
     return missing
 
@@ -163,7 +163,7 @@ def collect(
 
 
 def usual_store(world: str, disturbed: bool = False) -> Path:
-    """Where `memcorr collect` puts a world's demonstrations unless told otherwise."""
+    """Where `memcorr collect` puts a world's demonstrations by default."""
     if disturbed:
         return Path("data/disturbed") / world
     return Path("data/demos") if world == DOOR else Path("data/worlds") / world

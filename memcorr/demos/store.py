@@ -110,7 +110,7 @@ class Demonstration:
 
     @property
     def joint(self) -> Array:
-        """For who cannot do without."""
+        """`recorded_joint`, or a UserError where the recording has none."""
         if self.recorded_joint is None:
             raise UserError(f"{self.path} has no {JOINT}, which is needed to choose reference frames by it")
         return self.recorded_joint

@@ -48,7 +48,7 @@ class Grip:
     slope: Vector | None = None  # world-aligned waypoints that move by so much per unit of joint, not with the body
     engage: Band | None = None  # distance still to go to the contact: the push waits until the hand is there
     beyond: Band = (0.015, 0.03)  # distance past the contact at which a low hand starts over
-    beside: Band = (0.035, 0.06)  # the same beside the line through approach and contact
+    sideways: Band = (0.035, 0.06)  # the same, sideways from the line through approach and contact
     risen: Band = (0.05, 0.02)  # below the hovering height: where a hand that starts over begins to move across, does
     bar: float = np.inf  # how far behind the place, looking along the push, the hand can still come down
     drag: float = 0.0  # how far past the contact the hand stands on the object and drags it by friction
