@@ -150,13 +150,12 @@ def doctor() -> None:
     """What this machine has and what it lacks; exit code 2 if something needed is missing."""
     from ..doctor import examine
 
-    if not all([_shown(finding) for finding in examine()]):
+    works = True
+    for enough, finding in examine():
+        print(finding)
+        works &= enough
+    if not works:
         raise UserError("something that memcorr needs is missing, see above")
-
-
-def _shown(finding: tuple[bool, str]) -> bool:
-    print(finding[1])
-    return finding[0]
 
 
 @verb(matcher_app, "train")
