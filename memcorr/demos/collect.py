@@ -24,39 +24,14 @@ from ..worlds.disturbances import Events
 from ..worlds.expert import act, begin
 from ..worlds.pairs import find_pair
 from ..worlds.scenes import Scene, demonstration_scenes, disturbed_scenes
-from ..worlds.world import World, shared_world
+from ..worlds.world import shared_world
 from .contact_sheet import write_contact_sheet
 from .store import Manifest, Store, demonstration_path, find_demonstration, write_demonstration
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What the expert achieved in one demonstration."""
-
-    first_success: int | None  # step after which the flag is first true
-    held: bool  # true from then on
-
-
-def run_expert(world: World, scene: Scene, task: Task) -> Outcome:
-    """The expert for 200 steps, without rendering."""
-    world.reset(scene)
-    flags = []
-    for _ in range(SPEC.episode_steps):
-        world.step(act(world, task))
-        flags.append(world.success(task))
-    return judge(flags)
-
-
-def judge(flags: list[bool]) -> Outcome:
-    if True not in flags:
-        return Outcome(None, False)
-    first = flags.index(True)
-    return Outcome(first, all(flags[first:]))
-
-
-def record(root: Path, scene: Scene, task: Task) -> Outcome:
+def record(root: Path, scene: Scene, task: Task) -> None:
     """One demonstration, from reset to disk. Runs in a worker process."""
     world, events = shared_world(scene.world), Events(scene)
     begin(world, scene, task)
@@ -71,8 +46,8 @@ def record(root: Path, scene: Scene, task: Task) -> Outcome:
         actions.append(action)  # what the expert wanted, whatever the robot did
         events.after(world, t + 1)
         flags.append(world.success(task))
-    outcome = judge(flags)
-    if world.diverged or (not outcome.held and not scene.disturbances):
+    held = flags[-1] and flags == sorted(flags)  # once true, true to the end
+    if world.diverged or (not held and not scene.disturbances):
         raise RuntimeError(f"the expert did not {task} and hold the {scene.world} of pair {scene.index}")
     write_demonstration(
         demonstration_path(root, scene.index, task),
@@ -86,7 +61,6 @@ def record(root: Path, scene: Scene, task: Task) -> Outcome:
         world=scene.world,
         disturbances=" ".join(map(str, scene.disturbances)),
     )
-    return outcome
 
 
 @dataclass(frozen=True)
@@ -95,7 +69,7 @@ class Recording:
 
     root: Path
 
-    def __call__(self, jobs: Iterator[tuple[Scene, Task]]) -> Iterator[Outcome]:
+    def __call__(self, jobs: Iterator[tuple[Scene, Task]]) -> Iterator[None]:
         return (record(self.root, scene, task) for scene, task in jobs)
 
 

@@ -134,7 +134,7 @@ class Dataset:
             if sidecars.calibration is None:
                 raise needs_calibration(root, missing)
             if "rgb" in sources:
-                fits(sidecars.calibration, *features[sources["rgb"].key]["shape"][:2], root)
+                fits(sidecars.calibration, features[sources["rgb"].key]["shape"], root)
         example = (
             'give {"rgb": "FEATURE"} or {"gripper": {"feature": "FEATURE", "columns": [0, 1, 2]}}; the dataset has '
             f"{', '.join(key for key in features if key not in COUNTERS)}"

@@ -80,7 +80,7 @@ class Sidecars:
             names = ", ".join(missing)
             raise UserError(f"{self.place} does not say where {names} come from: {example}{''.join(hints)}")
 
-    def frames(self, columns: Mapping[str, Sequence[Any]]) -> list[Frame]:
+    def frames(self, columns: Mapping[str, Any]) -> list[Frame]:
         """Rows of rgb, depth, robot_state and gripper, and of mask, K and T_world_cam where the recording has them."""
         frames = []
         for t, (rgb, depth) in enumerate(zip(columns["rgb"], columns["depth"], strict=True)):
@@ -94,13 +94,13 @@ class Sidecars:
             frames.append(Frame(rgb, depth, mask, Camera(K, T), columns["robot_state"][t], columns["gripper"][t]))
         return frames
 
-    def _camera(self, name: str, columns: Mapping[str, Sequence[Any]], t: int, size: tuple[int, ...]) -> Array:
+    def _camera(self, name: str, columns: Mapping[str, Any], t: int, size: tuple[int, ...]) -> Array:
         """K or T_world_cam of row t: the recording's own, else that of calibration.json."""
         if name in columns:
             return columns[name][t]
         if self.calibration is None:
             raise needs_calibration(self.root, [name])
-        fits(self.calibration, *size[:2], self.root)
+        fits(self.calibration, size, self.root)
         return getattr(self.calibration.camera, name)
 
 
@@ -148,7 +148,9 @@ def needs_calibration(place: Path, missing: Sequence[str]) -> UserError:
     )
 
 
-def fits(calibration: Calibration, height: int, width: int, place: Path) -> None:
+def fits(calibration: Calibration, size: Sequence[int], place: Path) -> None:
+    """`size` of the images: height, width."""
+    height, width = size[:2]
     if (calibration.width, calibration.height) != (width, height):
         raise UserError(
             f"{place}: images are {width} x {height}, calibration.json is for "

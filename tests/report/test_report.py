@@ -154,9 +154,8 @@ def test_rollouts_through_another_camera_have_a_table_of_their_own_and_scenes_ar
 
 def test_other_worlds_and_exchanged_references_have_tables() -> None:
     one = rollouts(Setting(), 300)[0]
-    shown = dataclasses.replace(one.shown, lifting="paper")
     there = [
-        dataclasses.replace(one, world="window", shown=dataclasses.replace(shown, **change), success=not change)
+        dataclasses.replace(one, world="window", shown=dataclasses.replace(one.shown, **change), success=not change)
         for change in ({}, {"reference": "opposite"}, {"swap": 48})
     ]
     lookup = Lookup(there)
