@@ -7,7 +7,7 @@ from typing import Literal
 
 import tyro
 
-from ..errors import UserError
+from ..errors import UserError, needs
 from ..runs import CORES
 from ..spec import DOOR, PUBLISHED_ONLINE_MM, SPEC
 from .options import (
@@ -89,10 +89,8 @@ def serve(
         clients: Connections at a time.
         megabytes: Longest message. A reference of 200 frames of 128 x 128 pixels has 26.
     """
-    try:
+    with needs("serve"):
         from ..serve.server import Settings, read_key, serve_policy
-    except ModuleNotFoundError as missing:
-        raise UserError(f"{missing.name} is missing: pip install 'memcorr[serve]'") from None
 
     key = None if key_file is None else read_key(key_file)
     settings = Settings(host, port, key, megabytes * 2**20, clients=clients)
@@ -119,10 +117,8 @@ def lab(
         host: Address to listen on. There is no key: whoever reaches it can steer.
         port: 0 takes any that is free; the first line printed says which.
     """
-    try:
+    with needs("lab"):
         from ..lab.lab import run_lab
-    except ModuleNotFoundError as missing:
-        raise UserError(f"{missing.name} is missing: pip install 'memcorr[lab]'") from None
 
     run_lab(policy, world, data, matcher, out, host, port)
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, needs
 from .pool import LOCAL_JOBS, SLURM, Answer, Elsewhere, Lost, Unit
 
 SECONDS = 5.0  # to reach an address, and for cancelled tasks to end
@@ -30,10 +30,8 @@ class Raylets(Elsewhere):
     def join(address: str) -> Raylets:
         """Checks what it can first: Ray itself waits for minutes and answers in pages."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # reports to its makers otherwise
-        try:
+        with needs("cluster"):
             import ray
-        except ModuleNotFoundError:
-            raise UserError("ray is missing: pip install 'memcorr[cluster]'") from None
         how = f"--cluster {address}: give HOST:PORT of a Ray cluster, {SLURM} or {LOCAL_JOBS}"
         if not (parts := re.fullmatch(r"([\w.-]+):(\d{1,5})", address)):
             raise UserError(how)

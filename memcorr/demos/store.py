@@ -271,13 +271,9 @@ def write_demonstration(
     disturbances: str = "",
 ) -> None:
     arrays: dict[str, NDArray] = {
-        "rgb": np.stack([f.rgb for f in frames]),
-        "depth": np.stack([f.depth for f in frames]),
-        "mask": np.stack([f.mask for f in frames]),
-        "K": np.stack([f.camera.K for f in frames]),
-        "T_world_cam": np.stack([f.camera.T_world_cam for f in frames]),
-        "robot_state": np.stack([f.robot_state for f in frames]),
-        "gripper": np.stack([f.gripper for f in frames]),
+        **{name: np.stack([getattr(f, name) for f in frames]) for name in IMAGES},  # in this order: bytes depend on it
+        **{name: np.stack([getattr(f.camera, name) for f in frames]) for name in ("K", "T_world_cam")},
+        **{name: np.stack([getattr(f, name) for f in frames]) for name in ("robot_state", "gripper")},
         "action": action,
     }
     optional = {JOINT: joint, "object_pose": object_pose, "time": time}

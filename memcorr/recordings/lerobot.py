@@ -19,16 +19,14 @@ from PIL import Image
 from tqdm import tqdm
 
 from ..demos.store import JOINT
-from ..errors import UserError
+from ..errors import UserError, needs
 from ..files import digest_of, read_json
 from .film import Film, dequantised, metres
 from .sidecars import RECORDED, Recording, Sidecars, fits, needs_calibration, word
 
-try:
+with needs("lerobot"):
     import pyarrow as pa
     import pyarrow.parquet as pq
-except ImportError as problem:  # an extra
-    raise UserError("reading and writing LeRobot datasets needs pyarrow: pip install 'memcorr[lerobot]'") from problem
 
 VERSION = "v3.0"
 OWN = "meta/memcorr.json"

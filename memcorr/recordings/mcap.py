@@ -21,19 +21,17 @@ from PIL import Image
 from scipy.spatial.transform import Rotation
 from tqdm import tqdm
 
-from ..errors import UserError
+from ..errors import UserError, needs
 from ..spec import Array
 from .film import metres
 from .sidecars import RECORDED, Recording, Sidecars, continuous, understood, word
 
-try:
+with needs("mcap"):
     from mcap.exceptions import McapError
     from mcap.reader import make_reader
     from mcap.records import Footer
     from mcap.stream_reader import MAGIC_SIZE, StreamReader
     from mcap_ros2.decoder import DecoderFactory
-except ImportError as problem:  # an extra
-    raise UserError("reading MCAP files needs mcap-ros2-support: pip install 'memcorr[mcap]'") from problem
 
 COLOURS = {"rgb8": (3, [0, 1, 2]), "bgr8": (3, [2, 1, 0]), "rgba8": (4, [0, 1, 2]), "bgra8": (4, [2, 1, 0])}
 LATE = 1.5  # rows by which what belongs to a colour image may be away from it in time
