@@ -70,7 +70,9 @@ class Recording:
     root: Path
 
     def __call__(self, jobs: Iterator[tuple[Scene, Task]]) -> Iterator[None]:
-        return (record(self.root, scene, task) for scene, task in jobs)
+        for scene, task in jobs:
+            record(self.root, scene, task)
+            yield
 
 
 def prepare(root: Path, pairs: int, seed: int, world: str, disturbed: bool) -> list[tuple[Scene, Task]]:
