@@ -214,11 +214,14 @@ def read_upload(content: dict[str, Any]) -> Upload:
         pair=0,
         task="",
         u=(0.0, 0.0),
-        **{field: a[field] for field in NUMBERS},
+        K=a["K"],
+        T_world_cam=a["T_world_cam"],
+        robot_state=a["robot_state"],
+        gripper=a["gripper"],
         action=action.astype(np.float64, copy=False),  # none: how the hand moved stands for it
         recorded_joint=None,
         object_pose=None,
-        images=tuple(a[image] for image in IMAGES),
+        images=(a["rgb"], a["depth"], a["mask"]),
     )
     for t, frame in enumerate(upload.frames(range(T))):
         _checked(frame, f"reference, frame {t}")
