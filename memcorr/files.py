@@ -1,18 +1,16 @@
 """What is on disk is believed only after it was checked: every JSON, JSONL and tensor file is read here.
 
 JSON is decoded *into* a type (msgspec), so a wrong type never gets further than the file's name. Tensors
-(safetensors) have names, types, shapes and finite values, or are refused. Files carry a CRC-32 of themselves:
-binary ones a seal (`sealed`), JSON objects and rows a field `check`. Files older than that have none and are
-read all the same. Demonstrations (HDF5) are read in `demos.store`, with the same seal and the same forms.
+(safetensors) have names, types, shapes and finite values, or are refused. Binary files that are written here carry
+a CRC-32 of themselves, the seal (`sealed`); those of other programs need none. Demonstrations (HDF5) are read in
+`demos.store`, with the same seal and the same forms.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
-import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,18 +21,14 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
 from .errors import UserError
 from .runs import write_text, written_whole
 
 Kind = TypeVar("Kind")
-CHECK = "check"
-SECONDS = re.compile(rb'(?<="seconds": )[^,}]*')
-SEAL, NO_SUM = b"memcorr-crc32:", b"00000000"
-DTYPES = {  # of safetensors, as numpy calls them; others are never written here
-    **{"F64": "float64", "F32": "float32", "F16": "float16", "I64": "int64", "I32": "int32"},
-    **{"I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool"},
-}
+CHECK, SEAL, NO_SUM = "check", b"memcorr-crc32:", b"00000000"  # the seal's name in a file, its beginning, its blank
 
 
 # Bytes
@@ -48,8 +42,8 @@ def refuse(path: Path, problem: BaseException | str, remedy: str) -> NoReturn:
         raise UserError(f"{path} may not be read (permission denied); change its permissions") from None
     if isinstance(problem, OSError):
         raise UserError(f"{path} cannot be read ({problem.strerror or problem})") from None
-    told = " ".join(str(problem).split()) or type(problem).__name__
-    raise UserError(f"{path} is damaged ({told[:200]}); {remedy}") from None
+    reason = " ".join(str(problem).split()) or type(problem).__name__
+    raise UserError(f"{path} is damaged ({reason[:200]}); {remedy}") from None
 
 
 def content_of(path: Path, remedy: str = "restore it") -> bytearray:
@@ -83,7 +77,7 @@ def check_seal(content: bytes | bytearray, end: int | None = None) -> None:
     """Raises a ValueError if the content has a seal (before `end`) that is not its own."""
     at = content.find(SEAL, 0, end)
     if at < 0:
-        return  # older than seals
+        return
     at += len(SEAL)
     view = memoryview(content)
     total = zlib.crc32(view[at + len(NO_SUM) :], zlib.crc32(NO_SUM, zlib.crc32(view[:at])))
@@ -112,55 +106,25 @@ def converted(content: Any, kind: type[Kind]) -> Kind:
 
 def _words(problem: BaseException) -> str:
     """msgspec's message with the field first: "pairs: expected int, got str"."""
-    told, _, place = str(problem).partition(" - at `$")
-    told = told.replace("`", "")
+    reason, _, place = str(problem).partition(" - at `$")
+    reason = reason.replace("`", "")
     field = place.rstrip("`").lstrip(".")
-    return f"{field}: {told[:1].lower()}{told[1:]}" if field else told
+    return f"{field}: {reason[:1].lower()}{reason[1:]}" if field else reason
 
 
 def read_json(path: Path, kind: type[Kind], what: str, remedy: str = "restore it") -> Kind:
     """An object of `kind`; `what` says in words what the file should be."""
-    content = content_of(path, remedy)
     try:
-        raw = decoded(content, object)
-    except ValueError as problem:
-        raise UserError(f"{path} is not valid JSON ({problem}); {remedy}") from None
-    try:
-        if isinstance(raw, dict) and raw.pop(CHECK, None) not in (None, _check(raw)):
-            raise ValueError(f'it does not match its "{CHECK}"; if the change is meant, take that line out')
-        return converted(raw, kind)
+        return decoded(content_of(path, remedy), kind)
     except ValueError as problem:
         raise UserError(f"{path} is not {what} ({problem}); {remedy}") from None
 
 
-def write_json(path: Path, content: dict[str, Any], check: bool = True) -> None:
-    """With a checksum, unless it is for people alone."""
-    plain = {key: value for key, value in content.items() if key != CHECK}
-    write_text(path, json.dumps(plain | ({CHECK: _check(plain)} if check else {}), indent=2) + "\n")
-
-
-def _check(content: dict[str, Any]) -> str:
-    return f"{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    write_text(path, json.dumps(content, indent=2) + "\n")
 
 
 # Rows of JSON, one per line
-
-
-def checked_row(row: dict[str, Any]) -> str:
-    """One line with its checksum at the end. `seconds`, which differ between two equal runs, are not in it."""
-    text = json.dumps(row, allow_nan=False)[:-1]
-    return f'{text}, "{CHECK}": "{_row_sum(text.encode())}"}}\n'
-
-
-def check_row(line: bytes) -> None:
-    """Raises a ValueError if the line has a checksum that is not its own."""
-    text, mark, given = line.rstrip().rpartition(b', "check": "')
-    if mark and given != f'{_row_sum(text)}"}}'.encode():
-        raise ValueError(f'it does not match its "{CHECK}"')
-
-
-def _row_sum(text: bytes) -> str:
-    return f"{zlib.crc32(SECONDS.sub(b'', text)):08x}"
 
 
 def read_rows(path: Path, read: Callable[[bytes], Kind], what: str) -> Iterator[tuple[bytes, Kind]]:
@@ -173,13 +137,12 @@ def read_rows(path: Path, read: Callable[[bytes], Kind], what: str) -> Iterator[
     lines = bytes(content_of(path)).splitlines(keepends=True)
     for number, line in enumerate(lines, 1):
         try:
-            check_row(line)
             row = read(line)
         except ValueError as problem:
             if number == len(lines) and not line.endswith((b"\n", b"\r")):
                 return
-            told = " ".join(str(problem).split())[:200]
-            raise UserError(f"{path}, line {number} is not {what} ({told}); repair or remove it") from None
+            reason = " ".join(str(problem).split())[:200]
+            raise UserError(f"{path}, line {number} is not {what} ({reason}); repair or remove it") from None
         yield line, row
 
 
@@ -261,7 +224,7 @@ def check_finite(arrays: Mapping[str, NDArray]) -> None:
 
 @dataclass(frozen=True)
 class Arrays:
-    """A safetensors file: arrays are views of its bytes."""
+    """A safetensors file."""
 
     arrays: dict[str, NDArray]
     metadata: dict[str, str]
@@ -273,61 +236,30 @@ class Arrays:
         return hashlib.sha256(self.content).hexdigest()[:12]
 
 
-class Entry(msgspec.Struct, forbid_unknown_fields=True):
-    """One tensor in a safetensors header."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    data_offsets: tuple[int, int]
-
-
 def read_arrays(path: Path, remedy: str, forms: Mapping[str, Form] | None = None) -> Arrays:
     """The one reader of safetensors. `forms`, if given, are all that the file holds; no value is NaN or infinite."""
     content = content_of(path, remedy)
     try:
-        found = _parse(content)
+        header = content[8 : 8 + int.from_bytes(content[:8], "little")]
+        check_seal(content, 8 + len(header))
+        arrays = load(bytes(content))
+        metadata = converted(decoded(header, dict[str, Any]).get("__metadata__", {}), dict[str, str])
         if forms is not None:
-            check_forms({name: (a.dtype, a.shape) for name, a in found.arrays.items()}, forms)
-        check_finite(found.arrays)
-        return found
-    except ValueError as problem:
+            check_forms({name: (a.dtype, a.shape) for name, a in arrays.items()}, forms)
+        check_finite(arrays)
+        return Arrays({name: arrays[name] for name in sorted(arrays)}, metadata, content)
+    except (ValueError, KeyError, SafetensorError) as problem:  # a KeyError is of a type that numpy does not have
         refuse(path, problem, remedy)
-
-
-def _parse(content: bytearray) -> Arrays:
-    size = int.from_bytes(content[:8], "little")
-    if len(content) < 8 or size > len(content) - 8:
-        raise ValueError("it is shorter than it says")
-    check_seal(content, 8 + size)
-    header = decoded(content[8 : 8 + size], dict[str, Any])
-    metadata = converted(header.pop("__metadata__", {}), dict[str, str])
-    entries = {name: converted(entry, Entry) for name, entry in header.items()}
-    arrays, end = {}, 0
-    for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
-        if entry.dtype not in DTYPES or min(entry.shape, default=0) < 0:
-            raise ValueError(f"{name} is {entry.dtype} {list(entry.shape)}")
-        dtype, count = np.dtype(DTYPES[entry.dtype]), math.prod(entry.shape)
-        if entry.data_offsets != (end, end + count * dtype.itemsize) or entry.data_offsets[1] > len(content) - 8 - size:
-            raise ValueError(f"the values of {name} are not where they should be")
-        array = np.frombuffer(content, dtype, count, 8 + size + end).reshape(entry.shape)
-        if dtype == np.bool_ and array.view(np.uint8).max(initial=0) > 1:
-            raise ValueError(f"{name} holds values that are neither true nor false")
-        arrays[name], end = array, entry.data_offsets[1]
-    if 8 + size + end != len(content):
-        raise ValueError("it is longer than it says")
-    return Arrays({name: arrays[name] for name in sorted(arrays)}, metadata, content)
 
 
 def write_arrays(path: Path, arrays: Mapping[str, NDArray], metadata: Mapping[str, Any] | None = None) -> None:
     """The one writer of safetensors: whole or not at all, sealed, and the same content gives the same bytes."""
-    from safetensors.numpy import save
-
     check_finite(arrays)
-    told = {**{key: str(value) for key, value in (metadata or {}).items()}, CHECK: (SEAL + NO_SUM).decode()}
-    content = save({name: np.asarray(array, order="C") for name, array in arrays.items()}, told)
+    notes = {**{key: str(value) for key, value in (metadata or {}).items()}, CHECK: (SEAL + NO_SUM).decode()}
+    content = save({name: np.asarray(array, order="C") for name, array in arrays.items()}, notes)
     size = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + size])
-    header["__metadata__"] = dict(sorted(told.items()))  # in one order, whatever the library's
+    header["__metadata__"] = dict(sorted(notes.items()))  # in one order, whatever the library's
     text = json.dumps(header, separators=(",", ":")).encode()
     with written_whole(path) as temporary:
         temporary.write_bytes(sealed(content[:8] + text.ljust(size) + content[8 + size :]))

@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from .correspondence.cache import build_cache
 from .correspondence.matcher import load_matcher
 from .demos.collect import collect
 from .demos.store import Store
 from .evaluation.evaluate import list_jobs
-from .evaluation.intervention import GROUND_TRUTH
+from .evaluation.intervention import GROUND_TRUTH, ReferenceChoice
 from .evaluation.sweep import Entry, Evaluation, evaluate_once, lender, sweep
 from .report.page import write_report
 from .report.paper import MATCHED, USUAL
@@ -40,12 +40,8 @@ CacheKind = tuple[Lifting, TieBreak]
 
 
 def interventions(stage_one: bool) -> tuple[Evaluation, ...]:
-    usual = TRUE if stage_one else USUAL
-    return (
-        judged(stage_one=stage_one, shown=usual),
-        judged(stage_one=stage_one, shown=replace(usual, reference="empty")),
-        judged(stage_one=stage_one, shown=replace(usual, reference="opposite")),
-    )
+    usual, choices = TRUE if stage_one else USUAL, get_args(ReferenceChoice)
+    return tuple(judged(stage_one=stage_one, shown=replace(usual, reference=choice)) for choice in choices)
 
 
 PHASES = (
@@ -99,40 +95,30 @@ class Plan:
         return {cache_kind(entry.recipe) for entry in self.entries() if entry.cache is not None}
 
 
+ONE_SEED: dict[str, tuple[Evaluation, ...]] = {
+    "memcorr-literal": (*STAGE_ONE, *FINAL),
+    "memcorr": FINAL,
+    "standard-literal": STAGE_ONE,
+    "visual-transformer": SYSTEM,
+    "visual-unet": SYSTEM,
+}
 TIERS: dict[Tier, Plan] = {
     "smoke": Plan(
         seeds=(42,),
-        evaluations={
-            "memcorr": (judged(("combined",)), judged(("boundary",), stage_one=True, shown=TRUE)),
-        },
+        evaluations={"memcorr": (judged(("combined",)), judged(("boundary",), stage_one=True, shown=TRUE))},
         pairs=2,
         rows=16,
         scenes=(0,),
         recipes={"memcorr": replace(EXPERIMENTS["memcorr"], train_pairs=2, batch=8, updates=(4, 2))},
     ),
-    "cpu": Plan(
-        seeds=(42,),
-        evaluations={
-            "memcorr-literal": (*STAGE_ONE, *FINAL),
-            "memcorr": FINAL,
-            "standard-literal": STAGE_ONE,
-            "visual-transformer": SYSTEM,
-            "visual-unet": SYSTEM,
-        },
-    ),
+    "cpu": Plan(seeds=(42,), evaluations=ONE_SEED),
     "full": Plan(
         seeds=SPEC.seeds,
         evaluations={
-            "memcorr-literal": (*STAGE_ONE, *FINAL),
-            "memcorr": FINAL,
-            "standard-literal": STAGE_ONE,
-            "visual-transformer": SYSTEM,
-            "motion-literal": (judged(SHIFTS),),
-            "centroid-literal": (judged(SHIFTS),),
-            "visual-unet": SYSTEM,
+            **ONE_SEED,
+            **dict.fromkeys(("motion-literal", "centroid-literal"), (judged(SHIFTS),)),
             "visual-unet-cosine": SYSTEM,
-            "memcorr-cosine": STAGE_ONE,
-            "standard-cosine": STAGE_ONE,
+            **dict.fromkeys(("memcorr-cosine", "standard-cosine"), STAGE_ONE),
         },
         fewer_seeds=dict.fromkeys(("visual-unet-cosine", "memcorr-cosine", "standard-cosine"), SPEC.seeds[:1]),
     ),
@@ -192,26 +178,22 @@ def reproduce(tier: Tier, out: Path, matcher: str = "embedded", workers: Workers
     plan, root = TIERS[tier], out / tier
     log.info(f"{plan_text(tier, slots(workers))}\nEverything goes to {root}; the same command continues.")
     demos, results = root / "demos", root / "results"
-    stated("1/4 collect")
+    log.info("--- 1/4 collect")
     collect(demos, plan.pairs, workers=workers)
     store = Store.open(demos)
-    stated("2/4 match")
+    log.info("--- 2/4 match")
     caches = {kind: root / f"cache-{'-'.join(kind)}" for kind in sorted(plan.cache_kinds())}
     train_pairs = next(iter(plan.entries())).recipe.train_pairs
     for (lifting, tie_break), cache in caches.items():
         rows_of: dict[str, Any] = {"pairs": train_pairs, "rows": plan.rows, "workers": workers}
         build_cache(store, cache, matcher, lifting=lifting, tie_break=tie_break, **rows_of)
-    stated("3/4 who needs no training: expert and zeros judge the harness, replay and servo the policies")
+    log.info("--- 3/4 who needs no training: expert and zeros judge the harness, replay and servo the policies")
     for scripted in ("expert", "zeros", "replay", "servo"):
         evaluation = settled(judged(SHIFTS), matcher)
         evaluate_once(scripted, results / scripted, evaluation, plan.scenes, demos, workers=workers)
     entries = plan.entries(matcher, caches)
-    stated(f"4/4 train and evaluate {len(entries)} policies")
+    log.info(f"--- 4/4 train and evaluate {len(entries)} policies")
     for _ in sweep(entries, root, demos, scenes=plan.scenes, workers=workers, threads=threads):
         page = write_report([results], results, matcher)
         log.info(f"wrote {page}; open it in a browser")
     return page
-
-
-def stated(step: str) -> None:
-    log.info(f"--- {step}")

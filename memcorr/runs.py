@@ -304,7 +304,7 @@ def _die_with_parent() -> None:
 
 
 def choose_device(name: str) -> torch.device:
-    """CUDA when there is one, unless told otherwise."""
+    """CUDA when there is one, unless `name` says otherwise."""
     import torch
 
     if name not in ("auto", "cpu", "cuda"):

@@ -130,12 +130,15 @@ class Kind:
     name: str
     write: Callable[[Path], object]
     read: Callable[[Path], object]
+    sealed: bool = True
 
 
 KINDS = (
     Kind("cache.safetensors", lambda path: write_arrays(path, ARRAYS, {"update": 7}), read_arrays_of),
-    Kind("collection.json", lambda path: write_json(path, MANIFEST), lambda p: read_json(p, Manifest, "a store")),
-    Kind(EPISODES, write_rows, read_rows_of),
+    Kind(
+        "collection.json", lambda path: write_json(path, MANIFEST), lambda p: read_json(p, Manifest, "a store"), False
+    ),
+    Kind(EPISODES, write_rows, read_rows_of, False),
     Kind("pair-000-open.h5", write_small, read_demonstration_of),
 )
 
@@ -157,7 +160,8 @@ def damaged(content: bytes, how: int, where: float, what: int) -> bytes:
 
 
 def told_or_harmless(kind: Kind, path: Path, content: bytes, undamaged: object) -> str:
-    """ "refused" or "harmless"; anything else fails. Half a last row counts as harmless: its rollout runs again."""
+    """ "refused" or "harmless"; anything else fails. Half a last row counts as harmless: its rollout runs again.
+    Text has no checksum: another value of the right type may be what somebody wrote there."""
     path.write_bytes(content)
     try:
         found = kind.read(path)
@@ -165,13 +169,7 @@ def told_or_harmless(kind: Kind, path: Path, content: bytes, undamaged: object) 
         message = str(problem)
         assert str(path) in message and "; " in message and "\n" not in message, message
         return "refused"
-    whole = content.endswith((b"\n", b"\r"))
-    if kind.name == EPISODES and not whole and isinstance(found, list) and isinstance(undamaged, list):
-        assert found == undamaged[: len(found)], "half a row was believed"
-    elif kind.name == EPISODES and isinstance(found, list) and isinstance(undamaged, list):
-        assert all(row in undamaged for row in found), "another row"  # whole lines may be lost: they run again
-    else:
-        assert found == undamaged, "another content"
+    assert found == undamaged or not kind.sealed, "another content"
     return "harmless"
 
 
@@ -188,7 +186,7 @@ def test_any_damage_is_told_in_one_line_or_changes_nothing(kind: Kind, tmp_path:
         counts["harmless" if content == good else told_or_harmless(kind, path, content, undamaged)] += 1
 
     check()
-    assert counts["refused"] >= 20, counts
+    assert counts["refused"] >= (20 if kind.sealed else 10), counts
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
@@ -214,7 +212,6 @@ json_values = st.recursive(
 
 def test_a_row_with_any_other_value_is_refused_with_file_and_line_or_means_the_same_type(tmp_path: Path) -> None:
     good = json.loads(ROW.line())
-    del good["check"]
     names = sorted(good)
 
     @settings(quick, max_examples=200)
@@ -226,7 +223,7 @@ def test_a_row_with_any_other_value_is_refused_with_file_and_line_or_means_the_s
         except ValueError:
             return
         found = json.loads(row.line())[name]
-        assert type(found) is type(value) or (type(found), type(value)) == (float, int) or name == "lifting"
+        assert type(found) is type(value) or (type(found), type(value)) == (float, int)
 
     check()
     for name, value in (("success", 2), ("success", 1), ("success", "true"), ("steps", -1), ("steps", 1.5), ("u", [1])):
@@ -278,23 +275,22 @@ def test_weights_that_are_no_numbers_are_never_written(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-# Files older than checksums
+# Files of other programs
 
 
 def test_files_without_a_checksum_are_read(tmp_path: Path) -> None:
     import memcorr
 
-    old = ROOT / "memcorr/policy/shipped"
-    assert SEAL not in bytes(content_of(old / "model.safetensors"))
-    assert memcorr.load_policy(old).design.name == "memcorr"
-    assert len(find_episodes([ROOT / "results/zeros"])) > 0
+    shipped = ROOT / "memcorr/policy/shipped"
+    assert SEAL not in bytes(content_of(shipped / "model.safetensors"))
+    assert memcorr.load_policy(shipped).design.name == "memcorr"
     path = write_small(tmp_path / "pair-000-open.h5")
     expected = read_demonstration_of(path)
     with h5py.File(path, "a") as f:
         del f.attrs["check"], f.attrs["world"]
     path.write_bytes(path.read_bytes().replace(SEAL, b"x" * len(SEAL)))
     assert read_demonstration_of(path) == expected
-    (tmp_path / "collection.json").write_text('{"layout": 1, "pairs": 1}')
+    write_json(tmp_path / "collection.json", {"layout": 1, "pairs": 1})
     assert Store.open(tmp_path).demonstration(0, "open").task == "open"
 
 
@@ -458,17 +454,6 @@ def test_rows_beyond_the_saved_step_are_forgotten_and_a_torn_one_too(tmp_path: P
         forget_later_rows(path, "step", 10)
 
 
-def test_json_is_checked_and_a_change_can_be_meant(tmp_path: Path) -> None:
-    path = tmp_path / "collection.json"
-    write_json(path, MANIFEST)
-    assert read_json(path, Manifest, "a store").pairs == 3
-    path.write_text(path.read_text().replace('"pairs": 3', '"pairs": 2'))
-    with pytest.raises(UserError, match=r'not a store \(it does not match its "check"; if the change is meant'):
-        read_json(path, Manifest, "a store")
-    path.write_text(re.sub(r',\s*"check": "\w+"', "", path.read_text()))
-    assert read_json(path, Manifest, "a store").pairs == 2
-
-
 # The house
 
 
@@ -492,7 +477,6 @@ ALLOWED = {
     "recordings/film.py": "the same",
     "recordings/lerobot.py": "the same",
     "recordings/mcap.py": "the same",
-    "recordings/check/pictures.py": "the same",
 }
 
 

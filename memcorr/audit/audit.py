@@ -108,9 +108,9 @@ def earlier(experiment: str, places: Sequence[Path], where: Online, checkpoint: 
     ]
     chosen = under_all(rows)
     if not chosen:
-        told = f"{experiment} {checkpoint}".strip()
+        who = f"{experiment} {checkpoint}".strip()
         raise UserError(
-            f"--episodes: no rollouts of {told} on {where.words}, under the right and the opposite reference"
+            f"--episodes: no rollouts of {who} on {where.words}, under the right and the opposite reference"
         )
     first = chosen[0]
     stage = f", {first.stage}" if first.stage != "final" else ""

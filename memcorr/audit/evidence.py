@@ -152,11 +152,11 @@ def paired(name: str, more: dict[tuple, float], less: dict[tuple, float], unit: 
 def follows(rows: Sequence[Trial] | Sequence[Answer]) -> Measure | None:
     """How often the first chunk is of the task that is shown, over the right and the opposite condition. Who does the
     same under both is right exactly once in two."""
-    told = [row for row in rows if row.shown != "empty" and row.direction is not None]
-    if {row.shown for row in told} != {"correct", "opposite"}:
+    judged_rows = [row for row in rows if row.shown != "empty" and row.direction is not None]
+    if {row.shown for row in judged_rows} != {"correct", "opposite"}:
         return None
-    values = [(row.scene, 100.0 * ((row.direction == row.task) == (row.shown == "correct"))) for row in told]
-    values = [(s, 50.0 if row.direction == "" else v) for (s, v), row in zip(values, told, strict=True)]
+    values = [(row.scene, 100.0 * ((row.direction == row.task) == (row.shown == "correct"))) for row in judged_rows]
+    values = [(s, 50.0 if row.direction == "" else v) for (s, v), row in zip(values, judged_rows, strict=True)]
     return summarised("first chunk follows what is shown", "%", 50.0, values)
 
 
@@ -198,7 +198,7 @@ def verdict(findings: Sequence[Findings]) -> tuple[Verdict, str]:
         for found in findings:
             for measure in found.measures:
                 if rule(found, measure):
-                    return measure.verdict, f"{found.kind}: {told(measure)}"
+                    return measure.verdict, f"{found.kind}: {in_words(measure)}"
     return "cannot tell", "nothing was measured under two conditions"
 
 
@@ -215,7 +215,7 @@ def reservations(findings: Sequence[Findings]) -> list[str]:
     return words
 
 
-def told(measure: Measure) -> str:
+def in_words(measure: Measure) -> str:
     sign = "+" if measure.deaf == 0 else ""
     digits = 2 if measure.unit == SD else 0
     low, high = f"{measure.low:{sign}.{digits}f}", f"{measure.high:{sign}.{digits}f}"

@@ -74,10 +74,10 @@ class GymEnvironment:
         space = self.current.action_space
         given = action.astype(space.dtype) if isinstance(space, gymnasium.spaces.Box) else action
         self.observation, _, terminated, truncated, info = self.current.step(given)
-        told = [name for name in ("success", "is_success") if name in info]
-        if not told:
+        flags = [name for name in ("success", "is_success") if name in info]
+        if not flags:
             raise UserError(f"{self.current}: info has neither success nor is_success, so nothing can be judged")
-        success = bool(info[told[0]])
+        success = bool(info[flags[0]])
         return success or terminated or truncated, success
 
     def direction(self, scene: int, executed: Array) -> None:

@@ -18,7 +18,7 @@ from ..files import write_json
 from ..report.figures import STYLE
 from ..report.page import CSS
 from ..runs import provenance, write_text, written_whole
-from .evidence import Findings, Level, Measure, Verdict, reservations, told
+from .evidence import Findings, Level, Measure, Verdict, in_words, reservations
 
 COLOURS = {"correct": "#1f6fb4", "empty": "#999999", "opposite": "#d9822b"}
 SHORT = {"online": "in rollouts", "offline": "on recorded data"}
@@ -69,7 +69,7 @@ def lines(audit: Audit) -> list[str]:
     for found in audit.findings:
         words.append(f"{found.kind}: {found.where}")
         words += [f"  {level.shown:9} {amount(found, level)}" for level in found.levels]
-        words += [f"  {told(measure):66} {measure.verdict}" for measure in found.measures]
+        words += [f"  {in_words(measure):66} {measure.verdict}" for measure in found.measures]
     return [*words, audit.sentence, *(f"but {but}" for but in audit.reservations)]
 
 
@@ -117,7 +117,10 @@ def draw_measures(axis: Axes, found: Findings) -> None:
     axis.set_yticks(range(len(found.measures)), [m.name for m in reversed(found.measures)], fontsize=7.5)
     axis.set_ylim(-0.6, len(found.measures) - 0.4)
     axis.set_xlim(*((min(axis.get_xlim()[0], -5), 105) if found.kind == "online" else axis.get_xlim()))
-    units = {"online": "0: does not listen, 100: as it is told", "offline": "sd; of the first chunk, 1: as it is told"}
+    units = {
+        "online": "0: does not listen, 100: as shown",
+        "offline": "sd; of the first chunk, 1: as it is shown",
+    }
     axis.set_xlabel(units[found.kind], fontsize=7.5)
 
 
@@ -145,7 +148,7 @@ def page(audit: Audit, picture: bytes) -> str:
 
 def table(found: Findings) -> str:
     rows = [(f"condition: {level.shown}", amount(found, level), "") for level in found.levels]
-    rows += [(m.name, told(m).removeprefix(m.name), m.verdict) for m in found.measures]
+    rows += [(m.name, in_words(m).removeprefix(m.name), m.verdict) for m in found.measures]
     body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return (
         f"<h3>{html.escape(SHORT[found.kind].capitalize())}: {html.escape(found.where)}</h3><div class='scroll'>"

@@ -12,19 +12,17 @@ from __future__ import annotations
 import atexit
 import os
 import subprocess
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
-from ..demos.collect import record
 from ..demos.store import demonstration_path, read_demonstration
 from ..errors import UserError
 from ..policy.policy import load_trained
 from ..spec import SPEC, TASKS
-from ..worlds.scenes import demonstration_scenes, evaluation_scenes
+from ..worlds.scenes import evaluation_scenes
 from ..worlds.world import shared_world
+from .rollouts import recorded
 from .run import Case, Result
 
 PYTHON = "MEMCORR_LEROBOT_PYTHON"
@@ -94,13 +92,10 @@ def lerobot_chunk() -> Case:
     theirs, (parameters, horizon, executed, steps) = peer()
     torch.set_num_threads(1)
     policy = load_trained("shipped", "cpu")
-    with tempfile.TemporaryDirectory() as folder:
-        record(Path(folder), demonstration_scenes()[0], TASKS[0])
-        follower = policy.follow(read_demonstration(demonstration_path(Path(folder), 0, TASKS[0])))
-        world = shared_world()
-        world.reset(evaluation_scenes("combined")[0])
-        frame = world.observe()
-        follower.plan(frame, 0)  # reads and encodes the reference
+    follower = policy.follow(read_demonstration(demonstration_path(recorded(), 0, TASKS[0])))
+    world = shared_world()
+    world.reset(evaluation_scenes("combined")[0])
+    frame = world.observe()
     own = sum(p.numel() for p in policy.network.parameters()) + sum(
         p.numel() for p in getattr(follower.reference.matcher, "network", torch.nn.Identity()).parameters()
     )
@@ -115,6 +110,3 @@ def lerobot_chunk() -> Case:
 
     name = f"LeRobot's diffusion policy as it comes, {parameters / 1e6:.0f} M random weights, {steps} DDPM steps"
     return Case(lambda: follower.plan(frame, 0), theirs, name, rounds=3, note=note)
-
-
-CASES: dict[str, Callable[[], Case]] = {"lerobot-chunk": lerobot_chunk}

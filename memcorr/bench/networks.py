@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 import torch
@@ -117,10 +116,3 @@ def sample(size: int) -> Case:
 
     assert (ours() - baseline()).abs().max() < TOLERANCE
     return Case(ours, baseline, "nn.MultiheadAttention, 40 full evaluations", rounds=40 if size == 1 else 7)
-
-
-CASES: dict[str, Callable[[], Case]] = {
-    "train-step": train_step,
-    "sample-1": lambda: sample(1),
-    "sample-32": lambda: sample(32),
-}

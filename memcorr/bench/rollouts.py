@@ -1,10 +1,8 @@
-"""Cases of `memcorr bench` for closed-loop rollouts, batched over lanes and processes.
+"""Cases of `memcorr bench` for closed-loop rollouts, batched over environment slots and processes.
 
-Ours: one process per core (at most two), eight lanes each. Both baselines run one rollout at a time in
-one process. `rollouts` compares with the very same parts in batches of one: what batching and the second
-process bring, and nothing else. `rollouts-straightforward` compares with the plain way to write it: the
-reference is encoded at every replan and a chunk takes 40 full network evaluations; physics and rendering
-stay the same. The policy is untrained, so that every rollout takes all 25 decisions.
+Ours: one process per core (at most two), eight environment slots each. The baseline runs one rollout at a time in one
+process, with the very same parts in batches of one: what batching and the second process bring, and nothing else.
+The policy is untrained, so that every rollout takes all 25 decisions.
 """
 
 from __future__ import annotations
@@ -15,23 +13,18 @@ import multiprocessing
 import shutil
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..correspondence.lift import ReferenceFrame, prepare_references
-from ..correspondence.matcher import load_matcher
 from ..demos.collect import record
 from ..demos.store import Demonstration, demonstration_path, read_demonstration
 from ..evaluation.controllers import PolicyController
 from ..evaluation.intervention import Intervention
 from ..evaluation.rollout import LANES, Job, Stopwatch, roll_out
-from ..following.reference import Reference
 from ..following.step import Look, Observation
 from ..policy.checkpoint import Checkpoint, Design
 from ..policy.condition import Condition, Normalisation
@@ -46,7 +39,6 @@ from .networks import TOLERANCE
 from .run import Case, Result, milliseconds
 from .straightforward import StraightforwardMatcher, from_ours, straightforward_sample
 
-Contender = Literal["batched", "alone", "straightforward"]
 WORKERS = min(2, CORES)
 
 
@@ -60,14 +52,6 @@ class StraightforwardSampler:
         return straightforward_sample(self.network, condition, noise, *self.how)
 
 
-class Forgetful(Reference):
-    """Encodes the reference anew at every decision, as a call on two images does."""
-
-    def at(self, j: int) -> ReferenceFrame:
-        assert self.matcher is not None
-        return prepare_references(self.matcher, [self.demonstration.frame(j)], batch=1)[0]
-
-
 def untrained_policy(demonstrations: dict[Task, Demonstration]) -> Policy:
     state = np.concatenate([d.robot_state for d in demonstrations.values()])
     still = np.zeros(SPEC.action_dim), np.full(SPEC.action_dim, 0.05)  # hardly moves: never succeeds
@@ -78,32 +62,17 @@ def untrained_policy(demonstrations: dict[Task, Demonstration]) -> Policy:
     return Policy(Checkpoint(Design(), 0, ActionTransformer().eval().requires_grad_(False), normalisation))
 
 
-def make(contender: Contender, root: Path, matcher: str) -> PolicyController:
-    demonstrations = {task: read_demonstration(demonstration_path(root, 0, task)) for task in TASKS}
-    shown, policy = Intervention(matcher=matcher), untrained_policy(demonstrations)
-    controller = PolicyController(policy, demonstrations, shown, LANES if contender == "batched" else 1)
-    if contender == "straightforward":
-        assert isinstance(policy.sampler, TransformerSampler)
-        policy.sampler = StraightforwardSampler(policy.sampler, policy.design)
-        used = controller.matcher
-        controller.references = {task: Forgetful(d, used) for task, d in demonstrations.items()}
-    return controller
-
-
-def jobs(count: int) -> Iterator[Job]:
-    return iter([Job(scene, task) for scene in evaluation_scenes("combined") for task in TASKS][:count])
-
-
-def _serve(requests: Connection, contender: Contender, root: Path, matcher: str) -> None:
+def _serve(requests: Connection, lanes: int, root: Path) -> None:
     """Runs as many rollouts as asked for; answers where the time went."""
     keep_freed_memory()
     torch.set_num_threads(1)
-    controller = make(contender, root, matcher)
+    demonstrations = {task: read_demonstration(demonstration_path(root, 0, task)) for task in TASKS}
+    controller = PolicyController(untrained_policy(demonstrations), demonstrations, Intervention(), lanes)
+    jobs = [Job(scene, task) for scene in evaluation_scenes("combined") for task in TASKS]
     with contextlib.suppress(EOFError):  # whoever asked is gone
         while count := requests.recv():
             watch = controller.watch = Stopwatch()
-            lanes = LANES if contender == "batched" else 1
-            outcomes = list(roll_out(shared_world(), controller, jobs(count), lanes, watch))
+            outcomes = list(roll_out(shared_world(), controller, iter(jobs[:count]), lanes, watch))
             assert len(outcomes) == count and not any(outcome.success for _, outcome in outcomes)
             requests.send(dict(watch.seconds))
 
@@ -111,13 +80,13 @@ def _serve(requests: Connection, contender: Contender, root: Path, matcher: str)
 class Team:
     """Processes that stand ready, so that starting them is never measured."""
 
-    def __init__(self, contender: Contender, size: int, count: int, root: Path, matcher: str) -> None:
+    def __init__(self, lanes: int, size: int, count: int, root: Path) -> None:
         context = multiprocessing.get_context("spawn")
         self.count, self.pipes = count, []
         self.spent: dict[str, float] = {}
         for _ in range(size):
             here, there = context.Pipe()
-            context.Process(target=_serve, args=(there, contender, root, matcher), daemon=True).start()
+            context.Process(target=_serve, args=(there, lanes, root), daemon=True).start()
             self.pipes.append(here)
 
     def run(self) -> None:
@@ -128,30 +97,30 @@ class Team:
                 self.spent[name] = self.spent.get(name, 0.0) + seconds
 
 
-def rollouts(baseline: Literal["alone", "straightforward"] = "alone", matcher: str = "embedded") -> Case:
-    """Milliseconds per rollout of 25 decisions."""
-    load_matcher(matcher)  # complains here, not in a worker, when its weights are missing
+def recorded() -> Path:
+    """Pair 0, removed when this process ends."""
     root = Path(tempfile.mkdtemp(prefix="memcorr-bench-"))
     atexit.register(shutil.rmtree, root, ignore_errors=True)
     for task in TASKS:
         record(root, demonstration_scenes()[0], task)
-    per_turn = {"alone": 4, "straightforward": 1}[baseline]  # rollouts; a turn of ours takes some 10 s
-    ours, single = Team("batched", WORKERS, LANES, root, matcher), Team(baseline, 1, per_turn, root, matcher)
+    return root
+
+
+def rollouts() -> Case:
+    """Milliseconds per rollout of 25 decisions."""
+    root, per_turn = recorded(), 4  # rollouts of the baseline; a turn of ours takes some 10 s
+    ours, single = Team(LANES, WORKERS, LANES, root), Team(1, 1, per_turn, root)
 
     def note(result: Result) -> str:
         total = sum(ours.spent.values())
         shares = ", ".join(f"{name} {100 * s / total:.0f} %" for name, s in sorted(ours.spent.items()))
         rate = 6e4 / result.ours_ms
-        return f"{rate:.0f} rollouts of 25 decisions per minute, {WORKERS} processes of {LANES} lanes; {shares}"
+        return f"{rate:.0f} rollouts of 25 decisions per minute, {WORKERS} processes of {LANES} slots; {shares}"
 
-    how = {
-        "alone": "the same parts, batches of one",
-        "straightforward": "reference encoded at every replan, 40 network evaluations",
-    }[baseline]
     return Case(
         ours.run,
         single.run,
-        f"one rollout at a time: {how}; {matcher} matcher",
+        "one rollout at a time: the same parts, batches of one; embedded matcher",
         rounds=6,
         ours_items=WORKERS * LANES,
         baseline_items=per_turn,
@@ -162,12 +131,10 @@ def rollouts(baseline: Literal["alone", "straightforward"] = "alone", matcher: s
 def replan(policy: str = "shipped") -> Case:
     """One live decision, from images to chunk: one at a time, one thread."""
     torch.set_num_threads(1)
-    root = Path(tempfile.mkdtemp(prefix="memcorr-bench-"))
-    atexit.register(shutil.rmtree, root, ignore_errors=True)
-    record(root, demonstration_scenes()[0], TASKS[0])
     world = shared_world()
+    shown = read_demonstration(demonstration_path(recorded(), 0, TASKS[0]))
     world.reset(evaluation_scenes("combined")[0])
-    frame, shown = world.observe(), read_demonstration(demonstration_path(root, 0, TASKS[0]))
+    frame = world.observe()
     ours = load_trained(policy, "cpu").follow(shown)
     theirs = load_trained(policy, "cpu")
     plain = theirs.follow(shown, StraightforwardMatcher())
@@ -189,10 +156,3 @@ def replan(policy: str = "shipped") -> Case:
         "one thread",
         note=note,
     )
-
-
-CASES: dict[str, Callable[..., Case]] = {
-    "replan": replan,
-    "rollouts": lambda: rollouts("alone"),
-    "rollouts-straightforward": lambda: rollouts("straightforward"),
-}

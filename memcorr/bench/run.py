@@ -11,13 +11,12 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from importlib import import_module
 
 import numpy as np
 
 from ..errors import UserError
-from ..spec import DOOR, SPEC, WORLD_TASKS
+from ..spec import SPEC
 
 log = logging.getLogger(__name__)
 
@@ -42,14 +41,13 @@ class Result:
     ratio: float
 
 
-def observe(name: str = DOOR) -> Case:
+def observe() -> Case:
     """One observation (RGB, depth, mask) against three passes of the stock renderer."""
     from ..worlds.gl import mujoco
     from ..worlds.scenes import demonstration_scenes
     from ..worlds.world import CAMERA_NAME, World, build_model
 
-    scene = demonstration_scenes(world=name)[0]
-    world, stock_world = World(name), World(name)
+    scene, world, stock_world = demonstration_scenes()[0], World(), World()
     stock_world.model = build_model(world.pair.scene)  # untouched by our renderer's settings
     for w in (world, stock_world):
         w.reset(scene)
@@ -67,15 +65,19 @@ def observe(name: str = DOOR) -> Case:
     return Case(world.observe, three_passes, "three passes of mujoco.Renderer, stock settings")
 
 
-def step(name: str = DOOR) -> Case:
+def step() -> Case:
     """One control step against Meta-World's own."""
+    from metaworld.envs.sawyer_door_v3 import SawyerDoorEnvV3
+
     from ..worlds.scenes import demonstration_scenes
     from ..worlds.world import World
-    from .stock import stock_env
 
-    world, scene = World(name), demonstration_scenes(world=name)[0]
-    env = stock_env(world, scene, world.pair.tasks[0])
-    world.reset(scene)
+    world, env = World(), SawyerDoorEnvV3()
+    world.reset(demonstration_scenes()[0])
+    env._set_task_called = env._freeze_rand_vec = True
+    env._partially_observable = False
+    env._last_rand_vec, env.hand_init_pos = world.place, np.array(world.pair.hand)
+    env.reset()
     env.max_path_length = 10**9
     action = np.random.default_rng(0).uniform(-0.3, 0.3, 4)
     theirs = f"Meta-World's {type(env).__name__}.step"
@@ -109,27 +111,28 @@ def match() -> Case:
     )
 
 
-def in_module(module: str, name: str) -> Callable[..., Case]:
-    """A case that lives beside what it measures, imported when it is asked for."""
-    return lambda *of: import_module(f".{module}", __package__).CASES[name](*of)
-
-
-OF_A_POLICY = ("replan",)  # also as NAME:POLICY; otherwise of the shipped one
-CASES: dict[str, Callable[..., Case]] = {
-    "observe": observe,
-    "step": step,
-    **{f"observe-{name}": partial(observe, name) for name in WORLD_TASKS if name != DOOR},
-    **{f"step-{name}": partial(step, name) for name in WORLD_TASKS if name != DOOR},
-    "match": match,
-    "train-step": in_module("networks", "train-step"),
-    "sample-1": in_module("networks", "sample-1"),
-    "sample-32": in_module("networks", "sample-32"),
-    **{name: in_module("readers", name) for name in ("load-policy", "load-cache", "load-episodes")},
-    "replan": in_module("rollouts", "replan"),
-    "rollouts": in_module("rollouts", "rollouts"),
-    "rollouts-straightforward": in_module("rollouts", "rollouts-straightforward"),
-    "lerobot-chunk": in_module("lerobot", "lerobot-chunk"),
+CASES: dict[str, tuple[str, str, tuple[int, ...]]] = {  # by name: module beside this one, function, arguments
+    "observe": ("run", "observe", ()),
+    "step": ("run", "step", ()),
+    "match": ("run", "match", ()),
+    "train-step": ("networks", "train_step", ()),
+    "sample-1": ("networks", "sample", (1,)),
+    "sample-32": ("networks", "sample", (32,)),
+    "load-policy": ("readers", "load_policy", ()),
+    "load-cache": ("readers", "load_cache", ()),
+    "load-episodes": ("readers", "load_episodes", ()),
+    "replan": ("rollouts", "replan", ()),  # also replan:POLICY
+    "rollouts": ("rollouts", "rollouts", ()),
+    "lerobot-chunk": ("lerobot", "lerobot_chunk", ()),
 }
+
+
+def find_case(name: str) -> Case:
+    """Imports what it measures."""
+    what, _, policy = name.partition(":")
+    module, function, arguments = CASES[what]
+    make = getattr(import_module(f".{module}", __package__), function)
+    return make(*arguments, *([policy] if policy else []))
 
 
 def milliseconds(f: Callable[[], object], items: int = 1) -> float:
@@ -151,14 +154,13 @@ def measure(name: str, case: Case) -> Result:
 def run(names: Sequence[str], say: Callable[[str], None] | None = None) -> list[Result]:
     """Measures the named cases, or all; `say` hears about each as it is done."""
     chosen = list(names) or list(CASES)
-    asked = [(name, name.partition(":")[0], name.partition(":")[2]) for name in chosen]
-    for name, what, policy in asked:
-        if what not in CASES or (policy and what not in OF_A_POLICY):
+    for name in chosen:
+        if name not in CASES and not name.startswith("replan:"):
             raise UserError(f"unknown benchmark {name!r}: choose from {', '.join(CASES)}, or replan:POLICY")
     results = []
-    for name, what, policy in asked:
+    for name in chosen:
         try:
-            case = CASES[what](policy) if policy else CASES[what]()
+            case = find_case(name)
         except UserError as problem:
             if names:
                 raise
@@ -175,6 +177,6 @@ def run(names: Sequence[str], say: Callable[[str], None] | None = None) -> list[
     return results
 
 
-def told(results: Sequence[Result]) -> str:
-    """As JSON: a list of {name, ours_ms, baseline, baseline_ms, ratio}."""
+def as_json(results: Sequence[Result]) -> str:
+    """A list of {name, ours_ms, baseline, baseline_ms, ratio}."""
     return json.dumps([asdict(r) for r in results], indent=2)

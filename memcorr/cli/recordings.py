@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import tyro
 
@@ -57,54 +58,47 @@ def data_mask(
     print(f"drew masks in {made} demonstrations of {data}; next: memcorr data check {data}, and look at its picture")
 
 
-@verb(import_app, "lerobot")
-def import_lerobot(
-    data: tyro.conf.Positional[Path],
-    out: Path,
-    world: str | None = None,
-    mapping: Path | None = None,
-    calibration: Path | None = None,
-    masks: bool = True,
-) -> None:
-    """Read a LeRobotDataset v3.0 with colour and depth, as images or as video, into a store.
+def import_verb(kind: Literal["lerobot", "mcap"], what: str, folder: str) -> None:
+    """Registers `memcorr import KIND`."""
+
+    def command(
+        data: tyro.conf.Positional[Path],
+        out: Path,
+        world: str | None = None,
+        mapping: Path | None = None,
+        calibration: Path | None = None,
+        masks: bool = True,
+    ) -> None:
+        from ..recordings.sidecars import import_recordings
+
+        made = import_recordings(kind, data, out, world, mapping, calibration, masks)
+        print(f"wrote {made} demonstrations to {out}; next: memcorr data check {out}")
+
+    command.__doc__ = f"""{what}
 
     Args:
-        data: Folder of the dataset, the one that holds meta/info.json.
+        data: {folder}
         out: Folder of the store that is made.
-        world: What the recordings are of, one word; as the dataset says, else "recorded".
-        mapping: JSON file that says which feature holds what; DATA/mapping.json if there is one. An export needs none.
-        calibration: JSON file with K and T_world_cam where the dataset has none; DATA/calibration.json if there is one.
-        masks: Whether the dataset has masks of the object. Without, empty ones are written, to be drawn later.
+        world: What the recordings are of, one word; what an export of ours says, else "recorded".
+        mapping: JSON file that says which feature or topic holds what; DATA/mapping.json if there is one. What
+            `memcorr export` made needs none.
+        calibration: JSON file with K and T_world_cam where the recordings have none; DATA/calibration.json if there
+            is one.
+        masks: Whether there are masks of the object. Without, empty ones are written, to be drawn later.
     """
-    from ..recordings.lerobot import import_lerobot
-
-    made = import_lerobot(data, out, world, mapping, calibration, masks)
-    print(f"wrote {made} demonstrations to {out}; next: memcorr data check {out}")
+    verb(import_app, kind)(command)
 
 
-@verb(import_app, "mcap")
-def import_mcap(
-    data: tyro.conf.Positional[Path],
-    out: Path,
-    world: str | None = None,
-    mapping: Path | None = None,
-    calibration: Path | None = None,
-    masks: bool = True,
-) -> None:
-    """Read ROS 2 recordings (one MCAP file per demonstration) into a store.
-
-    Args:
-        data: Folder of the .mcap files, named pair-000-open.mcap, or named in the mapping.
-        out: Folder of the store that is made.
-        world: What the recordings are of, one word; "recorded" if not given.
-        mapping: JSON file that says which topic holds what; DATA/mapping.json if not given.
-        calibration: JSON file with K and T_world_cam where the files have none; DATA/calibration.json if there is one.
-        masks: Whether there is a topic of masks. Without, empty ones are written, to be drawn later.
-    """
-    from ..recordings.mcap import import_mcap
-
-    made = import_mcap(data, out, world, mapping, calibration, masks)
-    print(f"wrote {made} demonstrations to {out}; next: memcorr data check {out}")
+import_verb(
+    "lerobot",
+    "Read a LeRobotDataset v3.0 with colour and depth, as images or as video, into a store.",
+    "Folder of the dataset, the one that holds meta/info.json.",
+)
+import_verb(
+    "mcap",
+    "Read ROS 2 recordings (one MCAP file per demonstration) into a store.",
+    "Folder of the .mcap files, named pair-000-open.mcap, or named in the mapping.",
+)
 
 
 @verb(export_app, "lerobot")

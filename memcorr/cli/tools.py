@@ -7,16 +7,29 @@ from typing import Literal
 
 import tyro
 
-from ..errors import UserError
+from ..errors import UserError, needs
 from ..runs import CORES
-from ..spec import DOOR, PUBLISHED_ONLINE_MM, SPEC, Lifting
-from .options import Cluster, Count, Port, Processes, Seed, app, matcher_app, verb
+from ..spec import DOOR, PUBLISHED_ONLINE_MM, SPEC
+from .options import (
+    Count,
+    Device,
+    LiftingName,
+    MatcherName,
+    PolicyName,
+    Port,
+    Processes,
+    Seed,
+    Work,
+    app,
+    matcher_app,
+    verb,
+)
 
 
 @verb(app)
 def demo(
     out: Path = Path("demo"),
-    policy: str = "shipped",
+    policy: PolicyName = "shipped",
     scenes: Count = 10,
     scene_seed: Seed = 0,
     workers: Processes = CORES,
@@ -25,7 +38,6 @@ def demo(
 
     Args:
         out: Folder for everything that is made.
-        policy: shipped, or the folder of a run.
         scenes: Scenes of each chapter, each with both tasks.
         scene_seed: Draws fresh scenes; the fixed set is seed 0.
         workers: Processes.
@@ -43,18 +55,18 @@ def bench(names: tyro.conf.Positional[tuple[str, ...]] = (), json: bool = False)
         names: What to measure; everything if none is given. replan:RUN is of another policy than the shipped one.
         json: Print a list of {name, ours_ms, baseline, baseline_ms, ratio} instead of a table.
     """
-    from ..bench.run import run, told
+    from ..bench.run import as_json, run
 
     results = run(names, None if json else print)
     if json:
-        print(told(results))
+        print(as_json(results))
 
 
 @verb(app)
 def serve(
-    policy: tyro.conf.Positional[str] = "shipped",
+    policy: tyro.conf.Positional[PolicyName] = "shipped",
     references: Path | None = None,
-    matcher: str = "embedded",
+    matcher: MatcherName = "embedded",
     host: str = "127.0.0.1",
     port: Port = 8000,
     key_file: Path | None = None,
@@ -62,14 +74,12 @@ def serve(
     threads: Processes = 1,
     clients: Count = 32,
     megabytes: Count = 32,
-    device: str = "auto",
+    device: Device = "auto",
 ) -> None:
     """Serve a policy to robots over websockets, in openpi's protocol, until Ctrl-C or SIGTERM.
 
     Args:
-        policy: shipped, or the folder of a run.
         references: Store whose demonstrations clients may choose by name; without one they upload theirs.
-        matcher: embedded, romav2, flow, or a file of weights for the embedded one.
         host: Address to listen on. Any but this machine's own needs a key.
         port: 0 takes any that is free; the first line printed says which.
         key_file: File with the key that clients must send (openpi's api_key).
@@ -78,12 +88,9 @@ def serve(
         threads: Torch's.
         clients: Connections at a time.
         megabytes: Longest message. A reference of 200 frames of 128 x 128 pixels has 26.
-        device: auto, cpu or cuda.
     """
-    try:
+    with needs("serve"):
         from ..serve.server import Settings, read_key, serve_policy
-    except ModuleNotFoundError as missing:
-        raise UserError(f"{missing.name} is missing: pip install 'memcorr[serve]'") from None
 
     key = None if key_file is None else read_key(key_file)
     settings = Settings(host, port, key, megabytes * 2**20, clients=clients)
@@ -92,10 +99,10 @@ def serve(
 
 @verb(app)
 def lab(
-    policy: tyro.conf.Positional[str] = "shipped",
+    policy: tyro.conf.Positional[PolicyName] = "shipped",
     world: str | None = None,
     data: Path | None = None,
-    matcher: str = "embedded",
+    matcher: MatcherName = "embedded",
     out: Path = Path("lab"),
     host: str = "127.0.0.1",
     port: Port = 8080,
@@ -103,19 +110,15 @@ def lab(
     """An interactive page: move the object and the camera, swap the reference, push; memcorr and replay side by side.
 
     Args:
-        policy: shipped, or the folder of a run.
         world: One of the ten worlds; the one that DATA is of, or door. The page can change it.
         data: Demonstrations to choose references from. If not given: those that `memcorr collect` made, or, where
             there are none, one pair that is recorded into OUT first.
-        matcher: embedded, romav2, flow, or a file of weights for the embedded one.
         out: Folder for videos and .rrd files.
         host: Address to listen on. There is no key: whoever reaches it can steer.
         port: 0 takes any that is free; the first line printed says which.
     """
-    try:
+    with needs("lab"):
         from ..lab.lab import run_lab
-    except ModuleNotFoundError as missing:
-        raise UserError(f"{missing.name} is missing: pip install 'memcorr[lab]'") from None
 
     run_lab(policy, world, data, matcher, out, host, port)
 
@@ -143,13 +146,12 @@ def doctor() -> None:
     """What this machine has and what it lacks; exit code 2 if something needed is missing."""
     from ..doctor import examine
 
-    if not all([_shown(finding) for finding in examine()]):
+    works = True
+    for enough, finding in examine():
+        print(finding)
+        works &= enough
+    if not works:
         raise UserError("something that memcorr needs is missing, see above")
-
-
-def _shown(finding: tuple[bool, str]) -> bool:
-    print(finding[1])
-    return finding[0]
 
 
 @verb(matcher_app, "train")
@@ -179,31 +181,25 @@ def matcher_train(
 @verb(matcher_app, "evaluate")
 def matcher_evaluate(
     settings: tyro.conf.Positional[tuple[str, ...]] = (),
-    matcher: str = "embedded",
+    matcher: MatcherName = "embedded",
     world: str = DOOR,
-    lifting: Lifting = "rigid",
+    lifting: LiftingName = "rigid",
     scene_seed: Seed = 0,
     out: Path = Path("data/matching"),
-    workers: Processes = CORES,
-    cluster: Cluster = None,
+    *,
+    work: Work,
 ) -> None:
     """Measure a matcher's 3D error on live scenes, the paper's conditions and harder ones.
 
     Args:
         settings: validation, boundary, extreme, camera, combined, camera-25, recoloured, relit; all if none given.
-        matcher: embedded, romav2, flow, or a file of weights for the embedded one.
         world: One of the ten worlds, or all of them.
-        lifting: As in `memcorr match`.
         scene_seed: Draws the scenes; the fixed sets are seed 0.
         out: Folder of matching.json, a list of error tables; those that are there are kept, and made anew if asked for.
-        workers: Processes. The tables are the same for any number.
-        cluster: As for `memcorr collect`.
     """
-    from ..cluster.pool import find_workers
     from ..correspondence.evaluate import measure_all
 
-    those = find_workers(cluster, workers)
-    for table in measure_all(settings, world, matcher, lifting, scene_seed, out, those):
+    for table in measure_all(settings, world, matcher, lifting, scene_seed, out, work.find()):
         paper = PUBLISHED_ONLINE_MM.get(table["setting"]) if table["world"] == DOOR else None
         print(
             f"{table['world']:11} {table['setting']:12} mean over decisions {table['mean_over_decisions_mm']:6.2f} mm"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -9,30 +10,64 @@ import tyro
 
 from ..runs import CORES
 from ..spec import DOOR, SPEC, TestSet
-from .options import Count, Processes, Seed, app, verb
+from .options import Count, MatcherName, Processes, Scenes, app, verb
+
+
+@dataclass(frozen=True)
+class Rolled(Scenes):
+    """Where it is rolled out; with --environment, scenes are its seeds."""
+
+    online: bool = True
+    """Roll it out. With --no-online, recorded data alone."""
+    world: str = DOOR
+    """One of the ten worlds."""
+    condition: str = "validation"
+    """validation, boundary, extreme, camera or combined."""
+    environment: str = ""
+    """MODULE:CALLABLE, which makes a Gymnasium environment of a task; `info` says "success". The policy is then shown
+    the task's name, or None."""
+    tasks: tuple[str, ...] = ()
+    """Of that environment; conditions are exchanged between them."""
+    executed: Count = SPEC.executed
+    """Actions of an answer that are made before it looks again (of MODULE:CALLABLE)."""
+    episodes: tuple[Path, ...] = ()
+    """Roll nothing out: judge what `memcorr evaluate` left in these places, of POLICY or of the experiment of that
+    name."""
+    workers: Processes = CORES
+    """Processes, for memcorr's own policies. The rows are the same for any number."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The offline half: error, and direction of the first chunk, on recorded data."""
+
+    data: Path | None = None
+    """Recordings: a store; see `memcorr import`."""
+    every: Count = 5 * SPEC.executed
+    """Rows between two that are judged."""
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What it is shown."""
+
+    references: Path | None = None
+    """Store whose pair 0 is shown; as in `memcorr evaluate` if not given, offline that of DATA itself."""
+    matcher: MatcherName = "embedded"
+    empty: bool = True
+    """Whether it is also shown nothing; not for policies that were never trained without a condition."""
 
 
 @verb(app)
 def audit(
     policy: tyro.conf.Positional[str],
     given: tuple[str, ...] = (),
-    world: str = DOOR,
-    condition: str = "validation",
-    scenes: tuple[Seed, ...] = (),
-    scene_seed: Seed = 0,
-    online: bool = True,
-    episodes: tuple[Path, ...] = (),
-    environment: str = "",
-    tasks: tuple[str, ...] = (),
-    executed: Count = SPEC.executed,
-    data: Path | None = None,
-    every: Count = 5 * SPEC.executed,
-    references: Path | None = None,
-    matcher: str = "embedded",
-    empty: bool = True,
     name: str = "",
     out: Path = Path("runs/audit"),
-    workers: Processes = CORES,
+    *,
+    rollouts: Rolled,
+    recordings: Recorded,
+    reference: Conditions,
 ) -> None:
     """Does a conditional policy listen? Right, empty and opposite conditions with paired intervals; a page and a JSON.
 
@@ -41,44 +76,28 @@ def audit(
             -> actions, found from the working directory too. In memcorr's worlds the observation is that of its
             Gymnasium environment, with the steps made as "elapsed"; the condition is a demonstration, or None.
         given: With MODULE:CALLABLE, arguments from which that callable makes the policy, such as a checkpoint's path.
-        world: One of the ten worlds.
-        condition: validation, boundary, extreme, camera or combined.
-        scenes: Numbers of single scenes (seeds, with --environment); all if none is given.
-        scene_seed: Draws fresh scenes of the same condition; the fixed sets are seed 0.
-        online: Roll it out. With --no-online, recorded data alone.
-        episodes: Roll nothing out: judge what `memcorr evaluate` left in these places, of POLICY or of the experiment
-            of that name.
-        environment: MODULE:CALLABLE, which makes a Gymnasium environment of a task; `info` says "success". The policy
-            is then shown the task's name, or None.
-        tasks: Of that environment; conditions are exchanged between them.
-        executed: Actions of an answer that are made before it looks again (of MODULE:CALLABLE).
-        data: Recordings (a store; see `memcorr import`) for the offline half: error, and direction of the first chunk.
-        every: Rows between two that are judged offline.
-        references: Store whose pair 0 is shown; as in `memcorr evaluate` if not given, offline that of DATA itself.
-        matcher: For memcorr's own policies.
-        empty: Whether it is also shown nothing; not for policies that were never trained without a condition.
         name: What the page calls it.
         out: Folder of audit.html, audit.png and audit.json. Rollouts of memcorr's own policies continue after an
             interruption; others begin anew, because nobody knows whether the policy is still the same.
-        workers: Processes, for memcorr's own policies. The rows are the same for any number.
     """
     from ..audit.audit import Online
     from ..audit.audit import audit as run
     from ..audit.page import lines
 
-    where = cast(TestSet, condition)  # checked where the scenes are drawn
-    rolled = Online(world, where, scene_seed, scenes, environment, tasks, executed, workers) if online else None
+    r = rollouts
+    where = cast(TestSet, r.condition)  # checked where the scenes are drawn
+    online = Online(r.world, where, r.scene_seed, r.scenes, r.environment, r.tasks, r.executed, r.workers)
     result = run(
         policy,
         out,
         given=given,
-        online=rolled,
-        episodes=episodes,
-        data=data,
-        every=every,
-        references=references,
-        matcher=matcher,
-        empty=empty,
+        online=online if r.online else None,
+        episodes=r.episodes,
+        data=recordings.data,
+        every=recordings.every,
+        references=reference.references,
+        matcher=reference.matcher,
+        empty=reference.empty,
         name=name,
     )
     print("\n".join(lines(result)))

@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, needs
 from .pool import SLURM, Answer, Elsewhere, Lost, Unit
 
 FOLDER = Path("runs/jobs")  # submitit's own files, on the shared file system while the jobs last
-HOURS, SECONDS = 24, 30.0  # a job may last; it may take to end when told to
+HOURS, SECONDS = 24, 30.0  # a job may last; it may take to end when cancelled
 LOOK_EVERY = {SLURM: 2.0}  # seconds; a local job's end is seen at once
 
 
@@ -32,10 +32,8 @@ class Jobs(Elsewhere):
 
     @staticmethod
     def of(kind: str, workers: int) -> Jobs:
-        try:
+        with needs("slurm"):
             import submitit as submitit
-        except ModuleNotFoundError:
-            raise UserError("submitit is missing: pip install 'memcorr[slurm]'") from None
         if kind == SLURM and shutil.which("sbatch") is None:
             raise UserError("--cluster slurm: there is no sbatch here; give this command on a machine of the cluster")
         return Jobs(kind, workers)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, needs
 from .pool import LOCAL_JOBS, SLURM, Answer, Elsewhere, Lost, Unit
 
 SECONDS = 5.0  # to reach an address, and for cancelled tasks to end
@@ -30,10 +30,8 @@ class Raylets(Elsewhere):
     def join(address: str) -> Raylets:
         """Checks what it can first: Ray itself waits for minutes and answers in pages."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # reports to its makers otherwise
-        try:
+        with needs("cluster"):
             import ray
-        except ModuleNotFoundError:
-            raise UserError("ray is missing: pip install 'memcorr[cluster]'") from None
         how = f"--cluster {address}: give HOST:PORT of a Ray cluster, {SLURM} or {LOCAL_JOBS}"
         if not (parts := re.fullmatch(r"([\w.-]+):(\d{1,5})", address)):
             raise UserError(how)
@@ -47,9 +45,9 @@ class Raylets(Elsewhere):
                 ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
                 signal.signal(signal.SIGTERM, heard)  # Ray puts its own there
         except Exception as problem:  # whatever it is, its first line tells
-            told = str(problem).strip().splitlines()[0] if str(problem).strip() else type(problem).__name__
+            reason = str(problem).strip().splitlines()[0] if str(problem).strip() else type(problem).__name__
             need = "this machine must be a node (ray start --address), with the same RAY_AUTH_MODE and token"
-            raise UserError(f"--cluster {address}: {told}; {need}") from None
+            raise UserError(f"--cluster {address}: {reason}; {need}") from None
         return Raylets(address)
 
     @property
@@ -94,7 +92,7 @@ class Raylets(Elsewhere):
 
 @functools.cache
 def remote(threads: int, gpus: int) -> Any:
-    """What Ray runs. Tried again by us, so that losses are counted and told in one way."""
+    """What Ray runs. Tried again by us, so that losses are counted and reported in one way."""
     import ray
 
     return ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=0)(call)

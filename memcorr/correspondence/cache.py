@@ -11,7 +11,6 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -52,7 +51,7 @@ class Settings:
     weights: str = ""  # of the embedded matcher
     seed: int = SPEC.cache_seed
     tie_break: TieBreak = "elapsed"
-    lifting: Lifting = "object"  # all there was before caches said so
+    lifting: Lifting = "rigid"
 
 
 @dataclass(frozen=True)
@@ -116,16 +115,8 @@ def match_demonstration(
     if query.object_pose is None or reference.object_pose is None:
         raise UserError(f"{query.path} or its reference has no object_pose, which the error table needs")
     residual = residuals(matches, reference.object_pose[frames], query.object_pose[anchors])
-    return {
-        "anchor": anchors,
-        "reference_frame": frames,
-        "p_ref": matches.p_ref,
-        "p_live": matches.p_live,
-        "confidence": matches.confidence,
-        "valid": matches.valid,
-        "residual": residual,
-        "p_live_true": matches.p_live - residual,
-    }
+    rows = {"anchor": anchors, "reference_frame": frames, **vars(matches)}
+    return rows | {"residual": residual, "p_live_true": matches.p_live - residual}
 
 
 RIGHT_MM = 10.0  # the error below which a point is called right: what confidence is the probability of
@@ -145,18 +136,10 @@ def auc(score: Array, positive: NDArray[np.bool_]) -> float:
 def error_table(matcher: str, residual: Array, valid: NDArray[np.bool_]) -> dict[str, str | int | float]:
     """Pools the valid points of all rows."""
     mm = 1e3 * np.linalg.norm(residual, axis=-1)[valid]
-    statistics: dict[str, Callable[[Array], np.floating]] = {
-        "median_mm": np.median,
-        "mean_mm": np.mean,
-        "p95_mm": partial(np.percentile, q=95),
-        "p99_mm": partial(np.percentile, q=99),
-    }
-    return {
-        "matcher": matcher,
-        "rows": len(valid),
-        "valid_points": int(valid.sum()),
-        **{name: round(float(f(mm)), 3) for name, f in statistics.items()},
-    }
+    p95, p99 = np.percentile(mm, 95), np.percentile(mm, 99)
+    errors = {"median_mm": np.median(mm), "mean_mm": np.mean(mm), "p95_mm": p95, "p99_mm": p99}
+    rounded = {name: round(float(value), 3) for name, value in errors.items()}
+    return {"matcher": matcher, "rows": len(valid), "valid_points": int(valid.sum()), **rounded}
 
 
 @dataclass(frozen=True)
@@ -262,15 +245,8 @@ def read_cache(folder: Path, store: Store) -> Cache:
         if not (a[name].min() >= 0 and a[name].max() < limit):
             raise UserError(f"{folder / 'cache.safetensors'} is damaged ({name} is out of range); {AGAIN}")
     matches = Matches(a["p_ref"], a["p_live"], a["confidence"], a["valid"])
-    return Cache(
-        a["demonstration"],
-        a["anchor"],
-        a["reference_frame"],
-        matches,
-        a["residual"],
-        a["p_live_true"],
-        settings.lifting,
-    )
+    own = {name: a[name] for name in ("demonstration", "anchor", "reference_frame", "residual", "p_live_true")}
+    return Cache(**own, matches=matches, lifting=settings.lifting)
 
 
 def beside_the_paper(table: dict) -> str:

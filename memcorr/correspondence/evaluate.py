@@ -23,7 +23,7 @@ from ..errors import UserError
 from ..files import converted, read_json, refuse, write_json
 from ..frames import Frame
 from ..runs import Workers, claimed, spread, threads
-from ..spec import DOOR, SPEC, WORLD_TASKS, Array, Lifting, Task
+from ..spec import DOOR, SPEC, WORLD_TASKS, Array, Lifting, Task, TestSet
 from ..worlds.expert import act
 from ..worlds.pairs import find_pair
 from ..worlds.scenes import Scene, demonstration_scenes, evaluation_scenes
@@ -37,21 +37,17 @@ from .matches import residuals
 MATCHING = "matching.json"
 
 
-def wide_scenes(seed: int, world: str) -> list[Scene]:
-    turned = evaluation_scenes("camera", seed, world=world)
-    return [replace(s, camera_azimuth_deg=s.camera_azimuth_deg / 15 * 25) for s in turned]
-
-
-SETTINGS = {
-    "validation": lambda seed, world: evaluation_scenes("validation", seed, world=world),
-    "boundary": lambda seed, world: evaluation_scenes("boundary", seed, world=world),
-    "extreme": lambda seed, world: evaluation_scenes("extreme", seed, world=world),
-    "camera": lambda seed, world: evaluation_scenes("camera", seed, world=world),
-    "combined": lambda seed, world: evaluation_scenes("combined", seed, world=world),
-    "camera-25": wide_scenes,
-    "recoloured": lambda seed, world: evaluation_scenes("camera", seed, world=world),
-    "relit": lambda seed, world: evaluation_scenes("camera", seed, world=world),
+SETTINGS: dict[str, TestSet] = {  # and the condition that their scenes are of
+    **{"validation": "validation", "boundary": "boundary", "extreme": "extreme", "camera": "camera"},
+    **{"combined": "combined", "camera-25": "camera", "recoloured": "camera", "relit": "camera"},
 }
+
+
+def scenes_of(setting: str, seed: int, world: str) -> list[Scene]:
+    scenes = evaluation_scenes(SETTINGS[setting], seed, world=world)
+    if setting != "camera-25":
+        return scenes
+    return [replace(s, camera_azimuth_deg=s.camera_azimuth_deg / 15 * 25) for s in scenes]
 
 
 @dataclass(frozen=True)
@@ -144,7 +140,7 @@ def evaluate(
     place = World(world) if setting in ("recoloured", "relit") else shared_world(world)  # theirs are not put back
     stock = copy(place.renderer.model)
     rng = np.random.default_rng([seed, 99])
-    scenes = SETTINGS[setting](seed, world)[:count]
+    scenes = scenes_of(setting, seed, world)[:count]
     if setting == "recoloured":
         recolour(place, stock, rng)
     first = demonstration_scenes(world=world)[0]

@@ -26,7 +26,7 @@ class FlowMatcher(Matcher):
         self, references: list[NDArray[np.uint8]], pixels: NDArray[np.floating], queries: NDArray[np.uint8]
     ) -> tuple[Array, Array]:
         """Confidence: forward and backward flow agree, exp(-disagreement in pixels)."""
-        located, trusted = [], []
+        located, confidence = [], []
         for reference, uv, query in zip(references, pixels, queries, strict=True):
             target = grey(query)
             forward = self._flow.calc(reference, target, np.zeros((*target.shape, 2), np.float32))
@@ -35,8 +35,8 @@ class FlowMatcher(Matcher):
             shift = sample_bilinear(forward, up)
             back = sample_bilinear(backward, up + shift)
             located.append((up + shift + 0.5) / UPSAMPLE - 0.5)
-            trusted.append(np.exp(-np.linalg.norm(shift + back, axis=-1) / UPSAMPLE))
-        return np.stack(located).astype(np.float64), np.stack(trusted).astype(np.float64)
+            confidence.append(np.exp(-np.linalg.norm(shift + back, axis=-1) / UPSAMPLE))
+        return np.stack(located).astype(np.float64), np.stack(confidence).astype(np.float64)
 
 
 def grey(crop: NDArray[np.uint8]) -> NDArray[np.uint8]:

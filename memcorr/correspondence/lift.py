@@ -1,8 +1,8 @@
 """Object-centred matching and 3D lifting, to the letter of the paper's appendix.
 
 Crop both frames around the object, choose sixteen visible reference pixels, ask a matcher where
-they are in the query, lift both ends into the world, and say which of them can be trusted to
-exist. Nothing here knows which matcher it is.
+they are in the query, lift both ends into the world, and say which of them
+are valid. Nothing here knows which matcher it is.
 """
 
 from __future__ import annotations

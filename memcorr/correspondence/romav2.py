@@ -83,7 +83,7 @@ class RomaV2Matcher(Matcher):
         self, references: list[Encoding], pixels: NDArray[np.floating], queries: NDArray[np.uint8]
     ) -> tuple[Array, Array]:
         """Border-padded bilinear samples of the dense warp and overlap, one pair at a time."""
-        located, trusted = [], []
+        located, confidence = [], []
         for reference, uv, query in zip(references, pixels, queries, strict=True):
             self._coarse.known = reference.image, reference.coarse
             self._fine.known = reference.image, reference.fine
@@ -92,8 +92,8 @@ class RomaV2Matcher(Matcher):
             scale = field.shape[0] / SPEC.image_size
             sampled = sample_bilinear(field.astype(np.float64), (uv + 0.5) * scale - 0.5)
             located.append((sampled[:, :2] + 1) / 2 * SPEC.image_size - 0.5)  # [-1, 1] spans the outer edges
-            trusted.append(np.clip(sampled[:, 2], 0.0, 1.0))
-        return np.stack(located), np.stack(trusted)
+            confidence.append(np.clip(sampled[:, 2], 0.0, 1.0))
+        return np.stack(located), np.stack(confidence)
 
     def _image(self, crop: NDArray[np.uint8]) -> Tensor:
         """As RoMaV2.match prepares its input."""

@@ -24,39 +24,14 @@ from ..worlds.disturbances import Events
 from ..worlds.expert import act, begin
 from ..worlds.pairs import find_pair
 from ..worlds.scenes import Scene, demonstration_scenes, disturbed_scenes
-from ..worlds.world import World, shared_world
+from ..worlds.world import shared_world
 from .contact_sheet import write_contact_sheet
-from .store import LAYOUT, Manifest, Store, demonstration_path, find_demonstration, write_demonstration
+from .store import Manifest, Store, demonstration_path, find_demonstration, write_demonstration
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What the expert achieved in one demonstration."""
-
-    first_success: int | None  # step after which the flag is first true
-    held: bool  # true from then on
-
-
-def run_expert(world: World, scene: Scene, task: Task) -> Outcome:
-    """The expert for 200 steps, without rendering."""
-    world.reset(scene)
-    flags = []
-    for _ in range(SPEC.episode_steps):
-        world.step(act(world, task))
-        flags.append(world.success(task))
-    return judge(flags)
-
-
-def judge(flags: list[bool]) -> Outcome:
-    if True not in flags:
-        return Outcome(None, False)
-    first = flags.index(True)
-    return Outcome(first, all(flags[first:]))
-
-
-def record(root: Path, scene: Scene, task: Task) -> Outcome:
+def record(root: Path, scene: Scene, task: Task) -> None:
     """One demonstration, from reset to disk. Runs in a worker process."""
     world, events = shared_world(scene.world), Events(scene)
     begin(world, scene, task)
@@ -71,8 +46,8 @@ def record(root: Path, scene: Scene, task: Task) -> Outcome:
         actions.append(action)  # what the expert wanted, whatever the robot did
         events.after(world, t + 1)
         flags.append(world.success(task))
-    outcome = judge(flags)
-    if world.diverged or (not outcome.held and not scene.disturbances):
+    held = flags[-1] and flags == sorted(flags)  # once true, true to the end
+    if world.diverged or (not held and not scene.disturbances):
         raise RuntimeError(f"the expert did not {task} and hold the {scene.world} of pair {scene.index}")
     write_demonstration(
         demonstration_path(root, scene.index, task),
@@ -86,7 +61,6 @@ def record(root: Path, scene: Scene, task: Task) -> Outcome:
         world=scene.world,
         disturbances=" ".join(map(str, scene.disturbances)),
     )
-    return outcome
 
 
 @dataclass(frozen=True)
@@ -95,19 +69,21 @@ class Recording:
 
     root: Path
 
-    def __call__(self, jobs: Iterator[tuple[Scene, Task]]) -> Iterator[Outcome]:
-        return (record(self.root, scene, task) for scene, task in jobs)
+    def __call__(self, jobs: Iterator[tuple[Scene, Task]]) -> Iterator[None]:
+        for scene, task in jobs:
+            record(self.root, scene, task)
+            yield
 
 
 def prepare(root: Path, pairs: int, seed: int, world: str, disturbed: bool) -> list[tuple[Scene, Task]]:
     """Checks or writes the manifest; returns the demonstrations that are still missing."""
     drawn = disturbed_scenes if disturbed else demonstration_scenes
     scenes, tasks = drawn(seed, pairs, world), find_pair(world).tasks
-    manifest = Manifest(LAYOUT, pairs, world, seed, asdict(SPEC), disturbed=disturbed)
+    manifest = Manifest(1, pairs, world, seed, asdict(SPEC), disturbed=disturbed)
     path = root / "collection.json"
     if path.exists():
         present = Store(root).manifest
-        for key in ("layout", "world", "seed", "disturbed"):
+        for key in ("world", "seed", "disturbed"):
             there, wanted = getattr(present, key), getattr(manifest, key)
             if there != wanted:
                 raise UserError(f"{root} holds demonstrations with {key} {there}, not {wanted}; choose another --out")
@@ -124,8 +100,8 @@ def prepare(root: Path, pairs: int, seed: int, world: str, disturbed: bool) -> l
             if found.u != scene.u:
                 raise UserError(f"{file} was recorded with another seed than {seed}; choose another --out")
             if found.disturbances != " ".join(map(str, scene.disturbances)):
-                told = found.disturbances or "nothing"
-                raise UserError(f"{file} was recorded with {told} going wrong in it; choose another --out")
+                what = found.disturbances or "nothing"
+                raise UserError(f"{file} was recorded with {what} going wrong in it; choose another --out")
     write_json(path, asdict(manifest))
     return missing
 
@@ -163,7 +139,7 @@ def collect(
 
 
 def usual_store(world: str, disturbed: bool = False) -> Path:
-    """Where `memcorr collect` puts a world's demonstrations unless told otherwise."""
+    """Where `memcorr collect` puts a world's demonstrations by default."""
     if disturbed:
         return Path("data/disturbed") / world
     return Path("data/demos") if world == DOOR else Path("data/worlds") / world

@@ -1,4 +1,4 @@
-"""Pages to look at: some configurations of a store with start, middle and end of both tasks, and all worlds at once."""
+"""Pages to look at, tables of pictures: some pairs of a store, all worlds, or what `memcorr data check` saw."""
 
 from __future__ import annotations
 
@@ -14,30 +14,80 @@ from ..frames import Frame
 from ..runs import written_whole
 from .store import Demonstration, Store
 
-TILE, GAP, HEADER, SIDE = 192, 6, 56, 150
+TILE, GAP, HEADER, SIDE, NOTE = 184, 6, 60, 168, 22  # pixels
 MAX_ROWS = 8
-MASK_COLOUR = np.array([60, 220, 120])
-DEPTH_RANGE = (0.4, 1.8)  # metres shown from light to dark
+MASK_COLOUR, WRONG = np.array([60, 220, 120]), (200, 30, 30)
 
 
 @dataclass(frozen=True)
 class Tile:
-    image: NDArray[np.uint8]
+    image: NDArray[np.uint8]  # of any size; its shape is kept
     caption: str = ""
 
 
-def masked(frame: Frame) -> NDArray[np.uint8]:
+@dataclass(frozen=True)
+class Row:
+    name: str
+    tiles: Sequence[Tile]
+    notes: Sequence[str] = ()  # what is wrong with it, a line each below the tiles
+
+
+def write_sheet(path: Path, titles: Sequence[str], rows: Sequence[Row], legend: str = "") -> Path:
+    """A table of tiles, a title above every column."""
+    heights = [TILE + GAP + NOTE * len(row.notes) for row in rows]
+    width = SIDE + len(titles) * (TILE + GAP)
+    sheet = Image.new("RGB", (width, HEADER + sum(heights)), "white")
+    draw, title, label = ImageDraw.Draw(sheet), ImageFont.load_default(16), ImageFont.load_default(13)
+    draw.text((12, 22), legend, "black", label, "lm")
+    for column, text in enumerate(titles):
+        draw.text((SIDE + column * (TILE + GAP) + TILE / 2, HEADER - 12), text, "black", title, "ms")
+    y = HEADER
+    for row, height in zip(rows, heights, strict=True):
+        draw.multiline_text((12, y + TILE / 2), row.name, WRONG if row.notes else "black", title, "lm")
+        for column, tile in enumerate(row.tiles):
+            sheet.paste(_square(tile), (SIDE + column * (TILE + GAP), y))
+        for number, text in enumerate(row.notes):
+            while draw.textlength(text, label) > width - SIDE - 12:
+                text = text[:-4] + "..."
+            draw.text((SIDE, y + TILE + NOTE * (number + 0.5)), text, WRONG, label, "lm")
+        y += height
+    with written_whole(path) as temporary:
+        sheet.save(temporary, format="PNG")
+    return path
+
+
+def _square(tile: Tile) -> Image.Image:
+    """The picture in the middle of a square, its caption in a corner."""
+    image = Image.fromarray(np.ascontiguousarray(tile.image))
+    scale = TILE / max(image.size)
+    image = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC)
+    square = Image.new("RGB", (TILE, TILE), (235, 235, 235))
+    square.paste(image, ((TILE - image.width) // 2, (TILE - image.height) // 2))
+    if tile.caption:
+        draw, font = ImageDraw.Draw(square), ImageFont.load_default(13)
+        box = draw.textbbox((6, TILE - 6), tile.caption, font, "ls")
+        draw.rectangle((box[0] - 4, box[1] - 3, box[2] + 4, box[3] + 3), "black")
+        draw.text((6, TILE - 6), tile.caption, "white", font, "ls")
+    return square
+
+
+def masked(frame: Frame) -> Tile:
     """RGB with the visible object tinted and everything else faded."""
     grey = frame.rgb.mean(axis=2, keepdims=True) * 0.5 + 96
-    tinted = 0.45 * frame.rgb + 0.55 * MASK_COLOUR
-    return np.where(frame.mask[..., None], tinted, grey).astype(np.uint8)
+    image = np.where(frame.mask[..., None], 0.45 * frame.rgb + 0.55 * MASK_COLOUR, grey)
+    return Tile(image.astype(np.uint8), f"{int(frame.mask.sum())} px")
 
 
-def shaded(frame: Frame) -> NDArray[np.uint8]:
-    """Depth as grey: near is light."""
-    near, far = DEPTH_RANGE
-    grey = np.where(frame.depth > 0, np.clip((far - frame.depth) / (far - near), 0, 1) * 255, 0)
-    return np.repeat(grey[..., None], 3, axis=2).astype(np.uint8)
+def shaded(frame: Frame) -> Tile:
+    """Depth: near is light, in even steps of 1 / depth; blue where nothing returned."""
+    seen = np.isfinite(frame.depth) & (frame.depth > 0)
+    near, far = np.percentile(frame.depth[seen], [2, 98]) if seen.any() else (1.0, 1.0)
+    far = max(far, near + 1e-3)
+    inverse = 1 / np.where(seen, frame.depth, far)
+    grey = 40 + 215 * np.clip((inverse - 1 / far) / (1 / near - 1 / far), 0, 1)
+    picture = np.repeat(grey[..., None], 3, axis=2)
+    picture[~seen] = (30, 40, 120)
+    return Tile(picture.astype(np.uint8), f"median {np.median(frame.depth[seen]):.4g} m" if seen.any() else "no depth")
 
 
 def moments(demonstration: Demonstration) -> tuple[int, int]:
@@ -47,71 +97,29 @@ def moments(demonstration: Demonstration) -> tuple[int, int]:
 
 
 def write_contact_sheet(store: Store, path: Path) -> Path:
-    """Up to eight pairs of one store."""
+    """Up to eight pairs of one store: the shared start, middle and end of both tasks."""
     chosen = np.unique(np.linspace(0, len(store) - 1, min(MAX_ROWS, len(store))).round().astype(int))
     titles = ["shared start", "mask", "depth"]
     titles += [f"{task}: {when}" for task in store.tasks for when in ("halfway", "end")]
     rows = []
     for pair in chosen:
         demonstrations = [store.demonstration(int(pair), task) for task in store.tasks]
-        start = demonstrations[0].frame(0)
-        tiles = [
-            Tile(start.rgb),
-            Tile(masked(start), f"{int(start.mask.sum())} px"),
-            Tile(shaded(start), f"{start.depth[start.mask].mean():.2f} m"),
-        ]
-        for demonstration in demonstrations:
-            ts = moments(demonstration)
-            captions = [f"step {t}, joint {demonstration.joint[t]:.2f}" for t in ts]
-            frames = demonstration.frames(ts)
-            tiles += [Tile(frame.rgb, caption) for frame, caption in zip(frames, captions, strict=True)]
-        u = demonstrations[0].u
-        rows.append((f"pair {pair}\nu = ({u[0]:.2f}, {u[1]:.2f})", tiles))
-    return _write(path, titles, rows)
+        start, u = demonstrations[0].frame(0), demonstrations[0].u
+        tiles = [Tile(start.rgb), masked(start), shaded(start)]
+        for d in demonstrations:
+            ts = moments(d)
+            frames = zip(ts, d.frames(ts), strict=True)
+            tiles += [Tile(frame.rgb, f"step {t}, joint {d.joint[t]:.2f}") for t, frame in frames]
+        rows.append(Row(f"pair {pair}\nu = ({u[0]:.2f}, {u[1]:.2f})", tiles))
+    return write_sheet(path, titles, rows)
 
 
 def write_gallery(stores: Sequence[Store], path: Path) -> Path:
     """One row per world: the shared start, what the mask is, and both ends."""
     rows = []
     for store in stores:
-        a, b = (store.demonstration(0, task) for task in store.tasks)
-        start = a.frame(0)
-        tiles = [Tile(start.rgb), Tile(masked(start), f"{int(start.mask.sum())} px")]
-        tiles += [Tile(d.frame(len(d) - 1).rgb, d.task) for d in (a, b)]
-        rows.append((store.world, tiles))
-    half = -(-len(rows) // 2)  # two worlds side by side
-    pairs = [(rows[i][0], rows[i][1], rows[i + half] if i + half < len(rows) else None) for i in range(half)]
-    titles = ["shared start", "mask", "one task", "the other"]
-    return _write(
-        path,
-        [*titles, *titles] if len(rows) > 1 else titles,
-        [(name, [*tiles, *(other[1] if other else [])]) for name, tiles, other in pairs],
-        [other[0] if other else "" for _, _, other in pairs],
-    )
-
-
-def _write(
-    path: Path, titles: Sequence[str], rows: Sequence[tuple[str, list[Tile]]], names: Sequence[str] = ()
-) -> Path:
-    """A table of tiles; with `names` its right half is a second table with these row labels."""
-    half = len(titles) // 2 if names else len(titles)
-    left = [SIDE + (i * (TILE + GAP)) + (SIDE if i >= half else 0) for i in range(len(titles))]
-    sheet = Image.new("RGB", (left[-1] + TILE + GAP, HEADER + len(rows) * (TILE + GAP)), "white")
-    draw = ImageDraw.Draw(sheet)
-    title, label = ImageFont.load_default(18), ImageFont.load_default(14)
-    for x, text in zip(left, titles, strict=True):
-        draw.text((x + TILE / 2, HEADER - 14), text, fill="black", font=title, anchor="ms")
-    for row, (name, tiles) in enumerate(rows):
-        y = HEADER + row * (TILE + GAP)
-        draw.multiline_text((12, y + TILE / 2), name, fill="black", font=label if "\n" in name else title, anchor="lm")
-        if names:
-            draw.text((left[half] - SIDE + 12, y + TILE / 2), names[row], fill="black", font=title, anchor="lm")
-        for x, tile in zip(left, tiles, strict=False):
-            sheet.paste(Image.fromarray(tile.image).resize((TILE, TILE), Image.Resampling.BICUBIC), (x, y))
-            if tile.caption:
-                box = draw.textbbox((x + 6, y + TILE - 6), tile.caption, font=label, anchor="ls")
-                draw.rectangle((box[0] - 4, box[1] - 3, box[2] + 4, box[3] + 3), fill="black")
-                draw.text((x + 6, y + TILE - 6), tile.caption, fill="white", font=label, anchor="ls")
-    with written_whole(path) as temporary:
-        sheet.save(temporary, format="PNG")
-    return path
+        both = [store.demonstration(0, task) for task in store.tasks]
+        start = both[0].frame(0)
+        ends = [Tile(d.frame(len(d) - 1).rgb, d.task) for d in both]
+        rows.append(Row(store.world, [Tile(start.rgb), masked(start), *ends]))
+    return write_sheet(path, ["shared start", "mask", "one task", "the other"], rows)

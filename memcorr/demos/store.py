@@ -29,7 +29,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import h5py
 import hdf5plugin
@@ -55,7 +55,7 @@ from ..frames import FARTHEST, Camera, Frame
 from ..runs import written_whole
 from ..spec import DOOR, SPEC, WORLD_TASKS, Array, Task
 
-LAYOUT = 1  # of the store; raise when a reader of the old layout would be wrong
+LAYOUT = 1  # of the store
 CHUNK = 10  # frames compressed together: still images shrink, one frame stays quick to read
 JOINT = "door_joint"  # its name in the files, whatever the object
 IMAGES = {
@@ -110,7 +110,7 @@ class Demonstration:
 
     @property
     def joint(self) -> Array:
-        """For who cannot do without."""
+        """`recorded_joint`, or a UserError where the recording has none."""
         if self.recorded_joint is None:
             raise UserError(f"{self.path} has no {JOINT}, which is needed to choose reference frames by it")
         return self.recorded_joint
@@ -147,9 +147,7 @@ def opened(path: Path) -> h5py.File:
         file = h5py.File(path, "r")
         if state not in _CHECKED:
             if (layout := file.attrs.get("layout")) != LAYOUT:
-                raise UserError(
-                    f"{path} has store layout {layout}, this memcorr reads layout {LAYOUT}; collect it anew"
-                )
+                raise ValueError(f"its store layout is {layout}, not {LAYOUT}")
             _check_datasets(file)
             _CHECKED.add(state)
         return file
@@ -273,13 +271,9 @@ def write_demonstration(
     disturbances: str = "",
 ) -> None:
     arrays: dict[str, NDArray] = {
-        "rgb": np.stack([f.rgb for f in frames]),
-        "depth": np.stack([f.depth for f in frames]),
-        "mask": np.stack([f.mask for f in frames]),
-        "K": np.stack([f.camera.K for f in frames]),
-        "T_world_cam": np.stack([f.camera.T_world_cam for f in frames]),
-        "robot_state": np.stack([f.robot_state for f in frames]),
-        "gripper": np.stack([f.gripper for f in frames]),
+        **{name: np.stack([getattr(f, name) for f in frames]) for name in IMAGES},  # in this order: bytes depend on it
+        **{name: np.stack([getattr(f.camera, name) for f in frames]) for name in ("K", "T_world_cam")},
+        **{name: np.stack([getattr(f, name) for f in frames]) for name in ("robot_state", "gripper")},
         "action": action,
     }
     optional = {JOINT: joint, "object_pose": object_pose, "time": time}
@@ -328,7 +322,7 @@ def _exchanged(found: Demonstration) -> None:
 class Manifest:
     """`collection.json`: how a store was made. Your own recordings need only the first two fields."""
 
-    layout: int
+    layout: Literal[1]  # LAYOUT
     pairs: Annotated[int, Meta(ge=1, le=10**6)]
     world: Annotated[str, Meta(pattern=f"^{WORD}$")] = DOOR
     seed: int | None = None
@@ -347,11 +341,7 @@ class Store:
     @staticmethod
     def open(root: str | Path) -> Store:
         store = Store(Path(root))
-        if (layout := store.manifest.layout) != LAYOUT:
-            raise UserError(
-                f"{root} has store layout {layout}, this memcorr reads layout {LAYOUT}; "
-                "collect into a new folder with `memcorr collect --out`"
-            )
+        _ = store.manifest  # complains about a folder that is none
         return store
 
     @cached_property

@@ -7,8 +7,9 @@ killed in the middle of a line leaves half of it; reading drops that half, and t
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterable, Sequence
-from dataclasses import MISSING, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, get_type_hints
 
@@ -16,10 +17,10 @@ import msgspec
 from msgspec import Meta
 
 from ..errors import UserError
-from ..files import checked_row, decoded, read_rows
+from ..files import decoded, read_rows
 from ..runs import write_text
 from ..spec import DOOR, TEST_SETS, WORLD_TASKS, Task
-from .intervention import GROUND_TRUTH, NO_MATCHER, Intervention
+from .intervention import Intervention
 
 EPISODES = "episodes.jsonl"
 Count = Annotated[int, Meta(ge=0)]
@@ -38,7 +39,7 @@ class Outcome:
     final_joint: float = 0.0  # in its own unit
     seconds: float = 0.0  # from its first look to its end, other lanes' turns included; differs between two runs
     matched_replans: Count = 0  # decisions behind mean_match_error_mm
-    final_progress: float | None = None  # 0 start, 1 and -1 the two goals; None in rows older than this field
+    final_progress: float | None = None  # 0 start, 1 and -1 the two goals; None where it was not written down
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +61,7 @@ class Episode(Outcome):
     checkpoint: str = ""  # first digits of the SHA-256 of the weights,
     reference_file: str = ""  # of the supplied demonstration
     camera: str = ""  # first digits of a digest of somebody else's camera; '' for the world's own
-    matcher_weights: str = ""  # and of the embedded matcher's weights; '' in rows older than these fields
+    matcher_weights: str = ""  # and of the embedded matcher's weights; '' where they were not written down
 
     @property
     def key(self) -> tuple:
@@ -100,43 +101,25 @@ class Episode(Outcome):
     def line(self) -> str:
         content = dataclasses.asdict(self)
         content |= content.pop("shown")
-        return checked_row({name: content[name] for name in COLUMNS})
+        return json.dumps({name: content[name] for name in COLUMNS}, allow_nan=False) + "\n"
 
 
-# Those up to `seconds` are promised to every reader; the rest came later and may be missing in old rows.
-PROMISED = (
+COLUMNS = (
     *("experiment", "train_seed", "condition", "scene", "scene_seed", "u", "camera_azimuth_deg", "task"),
     *("reference", "matcher", "phase_offset", "phase_speed", "success", "steps", "replans", "fallback_replans"),
     *("mean_match_error_mm", "first_chunk_direction", "final_joint", "seconds"),
-)
-COLUMNS = (
-    *PROMISED,
     *("stage", "checkpoint", "pairing", "lifting", "matched_replans", "reference_file", "matcher_weights"),
     *("world", "disturbance", "final_progress", "phase_from", "swap", "masks", "camera"),
 )
 _SHOWN = [f.name for f in dataclasses.fields(Intervention)]
-
-
-def _row_type() -> type[msgspec.Struct]:
-    """A row as it stands in the file: the fields of `Episode` and of what was shown, side by side."""
-    hints = get_type_hints(Episode, include_extras=True) | get_type_hints(Intervention, include_extras=True)
-    fields = {f.name: f for kind in (Episode, Intervention) for f in dataclasses.fields(kind)}
-    columns: list = [(name, hints[name]) for name in PROMISED]
-    for name in COLUMNS[len(PROMISED) :]:
-        assert fields[name].default is not MISSING
-        columns.append((name, hints[name], fields[name].default))
-    columns[COLUMNS.index("lifting")] = ("lifting", hints["lifting"] | None, None)
-    return msgspec.defstruct("Row", columns)
-
-
-Row = _row_type()
+_TYPES = get_type_hints(Episode, include_extras=True) | get_type_hints(Intervention, include_extras=True)
+# A row as it stands in the file: the fields of `Episode` and of what was shown, side by side.
+Row = msgspec.defstruct("Row", [(name, _TYPES[name]) for name in COLUMNS])
 
 
 def parse(line: bytes) -> Episode:
     """A rollout, or a ValueError that says why it is none."""
     row = msgspec.structs.asdict(decoded(line, Row))
-    if row["lifting"] is None:  # older than this field; "object" was all there was
-        row["lifting"] = "rigid" if row["matcher"] in (GROUND_TRUTH, NO_MATCHER) else "object"
     if row["task"] not in WORLD_TASKS.get(row["world"], ()):
         raise ValueError(f"{row['world']} has no task {row['task']!r}")
     return Episode(shown=Intervention(*(row.pop(name) for name in _SHOWN)), **row)

@@ -158,7 +158,7 @@ class Episode:
         return self._happened(f"camera to {azimuth_deg:g} degrees", "camera to")
 
     def interfere(self, act: Callable[[World], None], words: str, slider: str = "") -> None:
-        """The same in every lane; nobody is told, the next look shows it."""
+        """The same in every lane; no controller is informed, its next look shows it."""
         lanes = []
         for lane in self.now.lanes:
             self._restore(lane)

@@ -173,11 +173,11 @@ class Lab:
     def record(self) -> None:
         self.panel.recorded.visible = True
 
-        def told(share: float) -> None:
+        def progress(share: float) -> None:
             self.panel.recorded.value = 100 * share
 
         try:
-            film, rrd = record(self.episode, self.out, told)
+            film, rrd = record(self.episode, self.out, progress)
         finally:
             self.panel.recorded.visible = False
         self.panel.say(f"wrote {film} and {rrd.name}")

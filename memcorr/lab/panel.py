@@ -69,12 +69,12 @@ class Panel:
         self._entries: list[Any] = []
 
     def _tell(self, what: str, value: Any = None) -> Callable[[Any], Coroutine[None, None, None]]:
-        """A callback; without a value it tells the control's own."""
+        """A callback; without a value the order carries the control's own."""
 
-        async def told(event: Any) -> None:
+        async def send(event: Any) -> None:
             self.inbox.put(Order(what, event.target.value if value is None else value))
 
-        return told
+        return send
 
     def _controls(self, share: float) -> None:
         gui, first, second = self.gui, *self.pair.tasks

@@ -28,8 +28,8 @@ def picture(sight: Sight) -> Image:
     return draw(sight.frame, sight.supplied, plan, min(sight.lane.since, SPEC.chunk - 1))
 
 
-def record(episode: Episode, out: Path, told: Callable[[float], None]) -> tuple[Path, Path]:
-    """Writes both files, named after the world and the next free number; `told` hears the share that is done."""
+def record(episode: Episode, out: Path, progress: Callable[[float], None]) -> tuple[Path, Path]:
+    """Writes both files, named after the world and the next free number; `progress` gets the share done."""
     world = episode.world.pair.name
     with claimed(out):
         number = 1
@@ -45,7 +45,7 @@ def record(episode: Episode, out: Path, told: Callable[[float], None]) -> tuple[
                     rerun.write(instant, sights)
                     page = titled(world, instant, sights)
                     yield from [page] * (FPS if i == len(instants) - 1 else 1)
-                    told((i + 1) / len(instants))
+                    progress((i + 1) / len(instants))
 
             write_film(film, pictures(), (2 * SIDE, STRIP + len(episode.now.lanes) * SIDE))
     return film, log

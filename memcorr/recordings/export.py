@@ -67,7 +67,7 @@ def export_lerobot(store: Store, out: Path, fps: float | None = None) -> int:
                     collected.append(stats)
         write_table(out / "meta/episodes" / TABLE.format(chunk_index=0, file_index=0), pa.Table.from_pylist(episodes))
         write_table(out / "meta/tasks.parquet", task_table(tasks))
-        write_json(out / "meta/stats.json", listed(aggregated(collected)), check=False)  # theirs have no checksum
+        write_json(out / "meta/stats.json", listed(aggregated(collected)))
         own = [
             {"pair": d.pair, "task": d.task, "u": known(d.u), "world": d.world, "extras": extras[d.name]}
             for d in present
@@ -195,12 +195,7 @@ def encoded(name: str, image: NDArray) -> bytes:
 
 def statistics(values: NDArray) -> dict[str, NDArray]:
     """Of rows (n, width)."""
-    found = {
-        "min": values.min(axis=0),
-        "max": values.max(axis=0),
-        "mean": values.mean(axis=0),
-        "std": values.std(axis=0),
-    }
+    found = {name: getattr(values, name)(axis=0) for name in ("min", "max", "mean", "std")}
     quantiles = np.quantile(values, list(QUANTILES.values()), axis=0)
     return found | dict(zip(QUANTILES, quantiles, strict=True)) | {"count": np.array([len(values)])}
 
@@ -225,12 +220,8 @@ def aggregated(episodes: Sequence[Stats]) -> Stats:
         weight = (count / count.sum()).reshape(-1, *[1] * (each["mean"].ndim - 1))
         mean = (weight * each["mean"]).sum(axis=0)
         variance = (weight * (each["std"] ** 2 + (each["mean"] - mean) ** 2)).sum(axis=0)
-        total[key] = {
-            "min": each["min"].min(axis=0),
-            "max": each["max"].max(axis=0),
-            "mean": mean,
-            "std": variance**0.5,
-        }
+        low, high = each["min"].min(axis=0), each["max"].max(axis=0)
+        total[key] = {"min": low, "max": high, "mean": mean, "std": variance**0.5}
         total[key] |= {name: (weight * each[name]).sum(axis=0) for name in QUANTILES}
         total[key]["count"] = each["count"].sum(axis=0)
     return total

@@ -24,7 +24,7 @@ def metres(depth: NDArray) -> NDArray[np.float32]:
 
 
 def dequantised(codes: NDArray[np.uint16], info: dict[str, Any]) -> NDArray[np.float32]:
-    """LeRobot's 12-bit codes of depth, logarithmic unless told otherwise, to metres; the nearest are no returns."""
+    """LeRobot's 12-bit codes of depth (logarithmic, unless `info` differs) to metres; the nearest are no returns."""
     said = {
         name: info.get(f"video.{name}", usual)
         for name, usual in (("depth_min", 0.01), ("depth_max", 10.0), ("shift", 3.5), ("use_log", True))

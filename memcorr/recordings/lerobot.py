@@ -19,26 +19,14 @@ from PIL import Image
 from tqdm import tqdm
 
 from ..demos.store import JOINT
-from ..errors import UserError
+from ..errors import UserError, needs
 from ..files import digest_of, read_json
-from ..frames import Camera, Frame
 from .film import Film, dequantised, metres
-from .sidecars import (
-    RECORDED,
-    Recording,
-    fits,
-    needs_calibration,
-    read_calibration,
-    read_sidecar,
-    word,
-    write_store,
-)
+from .sidecars import RECORDED, Recording, Sidecars, fits, needs_calibration, word
 
-try:
+with needs("lerobot"):
     import pyarrow as pa
     import pyarrow.parquet as pq
-except ImportError as problem:  # an extra
-    raise UserError("reading and writing LeRobot datasets needs pyarrow: pip install 'memcorr[lerobot]'") from problem
 
 VERSION = "v3.0"
 OWN = "meta/memcorr.json"
@@ -50,36 +38,28 @@ NUMBERS = {
     "T_world_cam": "observation.camera.T_world_cam",
     "action": "action",
 }
+SQUARE = {"K": 3, "T_world_cam": 4}
 EXTRA = {JOINT: "extra.joint", "object_pose": "extra.object_pose", "time": "extra.time"}  # no policy's input
 COUNTERS = {"timestamp": "float32"} | dict.fromkeys(("frame_index", "episode_index", "index", "task_index"), "int64")
 
 
-def import_lerobot(
-    root: Path,
-    out: Path,
-    world: str | None = None,
-    mapping: Path | None = None,
-    calibration: Path | None = None,
-    masks: bool = True,
-) -> int:
-    """Every episode; how many."""
+REMEDY = "copy the dataset again"
+
+
+def recordings(sidecars: Sidecars, world: str | None) -> tuple[dict[str, Any], Iterator[Recording]]:
+    """How the store is described, and every episode."""
+    root = sidecars.root
     own = Own.read(root) if (root / OWN).exists() else None
     try:
-        dataset = Dataset.open(root, mapping, calibration, masks)
+        found = Dataset.open(sidecars).recordings(own.episodes if own else None)
     except (LookupError, TypeError, ValueError, AttributeError) as problem:
         raise UserError(
-            f"{root / 'meta/info.json'} is not understood ({type(problem).__name__}: {problem}); {COPY}"
+            f"{root / 'meta/info.json'} is not understood ({type(problem).__name__}: {problem}); {REMEDY}"
         ) from None
-    manifest = {"world": word(world or RECORDED), "source": f"LeRobotDataset {VERSION}"}
-    recordings = dataset.recordings(own.episodes if own else None)
     if own is not None and world is None:
-        manifest = own.collection
-    else:
-        recordings = (replace(recording, world=None) for recording in recordings)
-    return write_store(out, recordings, manifest, root, COPY)
-
-
-COPY = "copy the dataset again"
+        return own.collection, found
+    manifest = {"world": word(world or RECORDED), "source": f"LeRobotDataset {VERSION}"}
+    return manifest, (replace(recording, world=None) for recording in found)
 
 
 @dataclass(frozen=True)
@@ -92,11 +72,11 @@ class Own:
 
     @staticmethod
     def read(root: Path) -> Own:
-        own = read_json(root / OWN, Own, "what memcorr exported", COPY)
+        own = read_json(root / OWN, Own, "what memcorr exported", REMEDY)
         for name, digest in own.files.items():
-            if digest_of(root / name, COPY) != digest:
+            if digest_of(root / name, REMEDY) != digest:
                 raise UserError(
-                    f"{root / name} is not what was exported; {COPY}, or, if the change is meant, remove {root / OWN}"
+                    f"{root / name} is not what was exported; {REMEDY}, or, if the change is meant, remove {root / OWN}"
                 )
         return own
 
@@ -119,18 +99,22 @@ class Source:
 class Dataset:
     """A LeRobotDataset on disk, and what its features mean."""
 
-    root: Path
+    sidecars: Sidecars
     info: dict[str, Any]
     sources: dict[str, Source]  # by our names
-    calibration: Camera | None
     pairs: dict[int, int]  # episode -> pair, where declared
     words: dict[str, str]  # description of a task -> its short name
 
+    @property
+    def root(self) -> Path:
+        return self.sidecars.root
+
     @staticmethod
-    def open(root: Path, mapping: Path | None, calibration: Path | None, masks: bool) -> Dataset:
+    def open(sidecars: Sidecars) -> Dataset:
+        root, said = sidecars.root, sidecars.mapping
         if not (root / "meta/info.json").exists():
             raise UserError(f"{root} is no LeRobotDataset: it has no meta/info.json")
-        info = read_json(root / "meta/info.json", dict[str, Any], "a description of a dataset", COPY)
+        info = read_json(root / "meta/info.json", dict[str, Any], "a description of a dataset", REMEDY)
         if (version := info.get("codebase_version")) != VERSION:
             raise UserError(
                 f"{root} is a LeRobotDataset {version}, {VERSION} is read; convert it with "
@@ -138,33 +122,24 @@ class Dataset:
             )
         if not isinstance(info.get("features"), dict):
             raise UserError(f"{root / 'meta/info.json'} names no features; copy the dataset again")
-        said = read_sidecar(mapping, root / "mapping.json")
         features = info["features"]
         usual = {name: key for name, key in {**IMAGES, **NUMBERS, **EXTRA}.items() if key in features}
         sources = {name: Source(key) for name, key in usual.items()}
         for name in (*IMAGES, *NUMBERS, *EXTRA):
             if name in said:
-                sources[name] = source(name, said[name], features, root)
-        camera, missing = None, [name for name in ("K", "T_world_cam") if name not in sources]
-        if missing:
-            found = read_calibration(calibration, root / "calibration.json")
-            if found is None:
+                sources[name] = source(name, said[name], features, sidecars.place)
+        if missing := [name for name in ("K", "T_world_cam") if name not in sources]:
+            if sidecars.calibration is None:
                 raise needs_calibration(root, missing)
-            height, width = features[sources["rgb"].key]["shape"][:2] if "rgb" in sources else (0, 0)
             if "rgb" in sources:
-                fits(found, height, width, root)
-            camera = found.camera
-        needed = [name for name in ("rgb", "depth", "robot_state", "gripper", "action") if name not in sources]
-        if needed or (masks and "mask" not in sources):
-            asked = [*needed, *(["mask"] if masks and "mask" not in sources else [])]
-            hint = "; --no-masks imports without masks" if "mask" in asked else ""
-            raise UserError(
-                f"{root} has no feature for {', '.join(asked)}: name them in {root / 'mapping.json'}, as in "
-                f'{{"{asked[0]}": "FEATURE"}} or {{"gripper": {{"feature": "FEATURE", "columns": [0, 1, 2]}}}}; '
-                f"it has {', '.join(key for key in features if key not in COUNTERS)}{hint}"
-            )
+                fits(sidecars.calibration, features[sources["rgb"].key]["shape"], root)
+        example = (
+            'give {"rgb": "FEATURE"} or {"gripper": {"feature": "FEATURE", "columns": [0, 1, 2]}}; the dataset has '
+            f"{', '.join(key for key in features if key not in COUNTERS)}"
+        )
+        sidecars.require(sources, example)
         pairs = {episode: number for number, both in enumerate(said.get("pairs", [])) for episode in both}
-        return Dataset(root, info, sources, camera, pairs, said.get("tasks", {}))
+        return Dataset(sidecars, info, sources, pairs, said.get("tasks", {}))
 
     def recordings(self, own: list[dict[str, Any]] | None) -> Iterator[Recording]:
         names = task_names(self.root)
@@ -196,22 +171,9 @@ class Dataset:
     ) -> Recording:
         numbers = {name: self.numbers(name, table) for name in (*NUMBERS, *EXTRA) if name in self.sources}
         n = len(table)
+        square = {name: numbers[name].reshape(n, side, side) for name, side in SQUARE.items() if name in numbers}
         images = {name: self.images(name, row, table, films) for name in IMAGES if name in self.sources}
-        if "mask" not in images:
-            images["mask"] = np.zeros(images["depth"].shape, bool)
-        if images["rgb"].shape[:3] != images["depth"].shape:
-            raise UserError(
-                f"{self.root}: colour is {images['rgb'].shape[1:3]}, depth {images['depth'].shape[1:]} pixels; "
-                "align depth to colour when recording"
-            )
-        if self.calibration is not None:
-            numbers.setdefault("K", np.broadcast_to(self.calibration.K, (n, 3, 3)))
-            numbers.setdefault("T_world_cam", np.broadcast_to(self.calibration.T_world_cam, (n, 4, 4)))
-        K, T = numbers["K"].reshape(n, 3, 3), numbers["T_world_cam"].reshape(n, 4, 4)
-        frames = [
-            Frame(rgb, depth, mask, Camera(K[t], T[t]), numbers["robot_state"][t], numbers["gripper"][t])
-            for t, (rgb, depth, mask) in enumerate(zip(images["rgb"], images["depth"], images["mask"], strict=True))
-        ]
+        frames = self.sidecars.frames({**numbers, **square, **images})
         extras = {name: numbers[name] for name in EXTRA if name in numbers and (not about or name in about["extras"])}
         if about is None and "time" not in extras:
             extras["time"] = table["timestamp"].to_numpy().astype(np.float64)
@@ -272,7 +234,7 @@ class Dataset:
         return dequantised(pixels, self.info["features"][key].get("info") or {}) if name == "depth" else pixels
 
 
-def source(name: str, said: Any, features: dict[str, Any], root: Path) -> Source:
+def source(name: str, said: Any, features: dict[str, Any], place: Path) -> Source:
     found = (
         Source(said)
         if isinstance(said, str)
@@ -280,7 +242,7 @@ def source(name: str, said: Any, features: dict[str, Any], root: Path) -> Source
     )
     if found.key not in features:
         raise UserError(
-            f"{root / 'mapping.json'}: {name} is to be {found.key!r}, which the dataset has not; "
+            f"{place}: {name} is to be {found.key!r}, which the dataset has not; "
             f"it has {', '.join(key for key in features if key not in COUNTERS)}"
         )
     return found
@@ -303,7 +265,7 @@ def inside(root: Path, name: str) -> Path:
     """A file of the dataset: one from a stranger must not show what only its reader may see."""
     path = root / name
     if not path.resolve().is_relative_to(root.resolve()):
-        raise UserError(f"{root} names {name}, which is outside of it; {COPY}")
+        raise UserError(f"{root} names {name}, which is outside of it; {REMEDY}")
     return path
 
 

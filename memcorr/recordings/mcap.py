@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,38 +21,25 @@ from PIL import Image
 from scipy.spatial.transform import Rotation
 from tqdm import tqdm
 
-from ..errors import UserError
-from ..frames import Camera, Frame
+from ..errors import UserError, needs
 from ..spec import Array
-from .sidecars import (
-    RECORDED,
-    Calibration,
-    Recording,
-    continuous,
-    fits,
-    needs_calibration,
-    read_calibration,
-    read_sidecar,
-    understood,
-    word,
-    write_store,
-)
+from .film import metres
+from .sidecars import RECORDED, Recording, Sidecars, continuous, understood, word
 
-try:
+with needs("mcap"):
     from mcap.exceptions import McapError
     from mcap.reader import make_reader
     from mcap.records import Footer
     from mcap.stream_reader import MAGIC_SIZE, StreamReader
     from mcap_ros2.decoder import DecoderFactory
-except ImportError as problem:  # an extra
-    raise UserError("reading MCAP files needs mcap-ros2-support: pip install 'memcorr[mcap]'") from problem
 
 COLOURS = {"rgb8": (3, [0, 1, 2]), "bgr8": (3, [2, 1, 0]), "rgba8": (4, [0, 1, 2]), "bgra8": (4, [2, 1, 0])}
 LATE = 1.5  # rows by which what belongs to a colour image may be away from it in time
 EXAMPLE = (
-    '{"rgb": "/camera/color/image_raw", "depth": "/camera/aligned_depth_to_color/image_raw", "action": "/command", ...}'
+    'give {"rgb": "/camera/color/image_raw", "depth": "/camera/aligned_depth_to_color/image_raw", '
+    '"action": "/command", ...}'
 )
-AGAIN = "record or copy it again"
+REMEDY = "record or copy it again"
 NAMED = re.compile(r"pair-(\d+)-(.+)")
 
 
@@ -88,8 +75,8 @@ class Mapping:
     columns: dict[str, list[int]]  # of robot_state and action, where not all are wanted
 
     @staticmethod
-    def read(given: Path | None, root: Path, masks: bool, calibrated: bool) -> Mapping:
-        place, said = given or root / "mapping.json", read_sidecar(given, root / "mapping.json")
+    def read(sidecars: Sidecars) -> Mapping:
+        place, said = sidecars.place, sidecars.mapping
         topics: dict[str, str] = {}
         frames: dict[str, tuple[str, str]] = {}
         columns: dict[str, list[int]] = {}
@@ -106,40 +93,25 @@ class Mapping:
                 raise UserError(
                     f'{place}: {name} is a topic, {{"topic": ..., "columns": [...]}} or {{"tf": [world, child]}}'
                 )
-        needed = ["rgb", "depth", "robot_state", "gripper", "action", *(["mask"] if masks else [])]
-        needed += [] if calibrated else ["camera_info", "T_world_cam"]
-        if missing := [name for name in needed if name not in topics and name not in frames]:
-            if {"camera_info", "T_world_cam"} & set(missing):
-                hint = f"; a fixed camera may be in {root / 'calibration.json'} instead"
-            else:
-                hint = "; --no-masks imports without masks" if "mask" in missing else ""
-            raise UserError(f"{place} does not say where {', '.join(missing)} come from: give {EXAMPLE}{hint}")
+        unknown_camera = ("camera_info", "T_world_cam") if sidecars.calibration is None else ()
+        sidecars.require(topics.keys() | frames.keys(), EXAMPLE, unknown_camera)
         return Mapping(topics, frames, said.get("demonstrations", {}), columns)
 
 
-def import_mcap(
-    root: Path,
-    out: Path,
-    world: str | None = None,
-    mapping: Path | None = None,
-    calibration: Path | None = None,
-    masks: bool = True,
-) -> int:
-    """Every .mcap file of a folder; how many."""
-    paths = sorted(root.glob("*.mcap"))
+def recordings(sidecars: Sidecars, world: str | None) -> tuple[dict[str, Any], Iterator[Recording]]:
+    """How the store is described, and the demonstration of every .mcap file."""
+    paths = sorted(sidecars.root.glob("*.mcap"))
     if not paths:
-        raise UserError(f"{root} holds no .mcap files")
-    found = read_calibration(calibration, root / "calibration.json")
-    said = Mapping.read(mapping, root, masks, calibrated=found is not None)
-    jobs = [(path, numbered(path, said)) for path in paths]
-    manifest = {"world": word(world or RECORDED), "source": "ROS 2 MCAP"}
+        raise UserError(f"{sidecars.root} holds no .mcap files")
+    mapping = Mapping.read(sidecars)
+    jobs = [(path, numbered(path, mapping)) for path in paths]
     bar = tqdm(jobs, "import", unit="file", leave=False)
-    made = (one for path, number in bar for one in understood(_one(path, number, said, found, root), path, AGAIN))
-    return write_store(out, made, manifest, root, AGAIN)
+    made = (one for job in bar for one in understood(_one(*job, mapping, sidecars), job[0], REMEDY))
+    return {"world": word(world or RECORDED), "source": "ROS 2 MCAP"}, made
 
 
 def _one(*arguments: Any) -> Iterator[Recording]:
-    """Whatever reading it raises is raised when it is asked for, and told with the file's name."""
+    """Reads when it is asked for, so that `understood` can name the file in whatever that raises."""
     yield recording(*arguments)
 
 
@@ -157,9 +129,7 @@ def numbered(path: Path, mapping: Mapping) -> tuple[int, str]:
     return int(match[1]), word(match[2])
 
 
-def recording(
-    path: Path, number: tuple[int, str], mapping: Mapping, calibration: Calibration | None, root: Path
-) -> Recording:
+def recording(path: Path, number: tuple[int, str], mapping: Mapping, sidecars: Sidecars) -> Recording:
     streams, tree = read(path, mapping)
     rgb = streams["rgb"]
     times = np.array(rgb.times)
@@ -188,35 +158,12 @@ def recording(
         chosen[name] = [T[:3, 3] for T in poses] if name == "gripper" else poses
     for name, columns in mapping.columns.items():
         chosen[name] = [value[columns] for value in chosen[name]]
-    frames = frames_of(chosen, calibration, root)
-    numbers = np.stack(chosen["action"])
-    return Recording(*number, frames, numbers, time=times - times[0])
-
-
-def frames_of(chosen: dict[str, list[Any]], calibration: Calibration | None, root: Path) -> Sequence[Frame]:
-    frames = []
-    for t, (rgb, depth) in enumerate(zip(chosen["rgb"], chosen["depth"], strict=True)):
-        height, width = rgb.shape[:2]
-        if depth.shape != (height, width):
-            raise UserError(f"{root}: colour is {rgb.shape[:2]}, depth {depth.shape} pixels; align depth to colour")
-        if "camera_info" in chosen:
-            K, size = chosen["camera_info"][t]
-            if size != (width, height):
-                raise UserError(f"{root}: camera_info is for {size[0]} x {size[1]}, images are {width} x {height}")
-        elif calibration is not None:
-            fits(calibration, height, width, root)
-            K = calibration.camera.K
-        else:
-            raise needs_calibration(root, ["K"])
-        if "T_world_cam" in chosen:
-            T = chosen["T_world_cam"][t]
-        elif calibration is not None:
-            T = calibration.camera.T_world_cam
-        else:
-            raise needs_calibration(root, ["T_world_cam"])
-        mask = chosen["mask"][t] if "mask" in chosen else np.zeros((height, width), bool)
-        frames.append(Frame(rgb, depth, mask, Camera(K, T), chosen["robot_state"][t], chosen["gripper"][t]))
-    return frames
+    for (K, (width, height)), image in zip(chosen.pop("camera_info", []), rgb.values, strict=False):
+        if image.shape[:2] != (height, width):
+            size = f"{image.shape[1]} x {image.shape[0]}"
+            raise UserError(f"{path}: camera_info is for {width} x {height}, images are {size}")
+        chosen.setdefault("K", []).append(K)
+    return Recording(*number, sidecars.frames(chosen), np.stack(chosen["action"]), time=times - times[0])
 
 
 def topics_of(path: Path) -> list[str]:
@@ -252,7 +199,7 @@ def read(path: Path, mapping: Mapping) -> tuple[dict[str, Stream], Tree]:
             if topic in ("/tf", "/tf_static"):
                 tree.add(content, static=topic == "/tf_static")
     except McapError as problem:
-        raise UserError(f"{path} is damaged ({problem or type(problem).__name__}); {AGAIN}") from None
+        raise UserError(f"{path} is damaged ({problem or type(problem).__name__}); {REMEDY}") from None
     for stream in streams.values():
         order = np.argsort(stream.times, kind="stable")
         stream.times, stream.values = [stream.times[i] for i in order], [stream.values[i] for i in order]
@@ -280,7 +227,7 @@ def check_sums(path: Path) -> None:
         end = f.tell()
         f.seek(footer.summary_start)
         if zlib.crc32(f.read(end - footer.summary_start)) != footer.summary_crc:
-            raise UserError(f"{path} is damaged (its summary does not match its checksum); {AGAIN}")
+            raise UserError(f"{path} is damaged (its summary does not match its checksum); {REMEDY}")
 
 
 def stamp(message: Any, logged: int) -> float:
@@ -323,9 +270,9 @@ def depth(message: Any) -> NDArray[np.float32]:
         found = compressed(message)
         if found.dtype not in (np.uint16, np.int32):
             raise UserError(f"its compressed images are {found.dtype}; 16-bit PNG is read")
-        return (found.astype(np.float32) / 1000).astype(np.float32)
+        return metres(found)
     if message.encoding in ("16UC1", "mono16"):
-        return (pixels(message, "uint16", 1).astype(np.float32) / 1000).astype(np.float32)
+        return metres(pixels(message, "uint16", 1))
     if message.encoding == "32FC1":
         found = pixels(message, "float32", 1)
         return np.where(np.isfinite(found), found, 0).astype(np.float32)

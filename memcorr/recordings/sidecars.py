@@ -1,4 +1,8 @@
-"""What a recording does not say about itself: small JSON files beside it, and the store that comes out.
+"""The body of every import: what small JSON files say beside the recordings, and the store that comes out.
+
+    import_recordings("lerobot", Path("dataset"), Path("store"))
+
+`lerobot.py` and `mcap.py` each give `recordings(sidecars, world)`: how the store is described, and its demonstrations.
 
 `mapping.json` says which feature or topic holds what; `calibration.json` holds the camera where the recording does not.
 Nothing of this is guessed: what is missing is asked for, all of it at once.
@@ -7,10 +11,11 @@ Nothing of this is guessed: what is missing is asked for, all of it at once.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -49,7 +54,57 @@ class Calibration:
     height: int
 
 
-def read_sidecar(given: Path | None, usual: Path) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Sidecars:
+    """What is said beside the recordings in `root`."""
+
+    root: Path
+    place: Path  # of mapping.json
+    mapping: dict[str, Any]  # which feature or topic holds what, by our names
+    calibration: Calibration | None
+    masks: bool  # whether the recordings have masks of the object
+
+    @staticmethod
+    def read(root: Path, mapping: Path | None, calibration: Path | None, masks: bool) -> Sidecars:
+        """Files that were named, else the usual ones if they are there."""
+        place, camera = mapping or root / "mapping.json", read_calibration(calibration, root / "calibration.json")
+        return Sidecars(root, place, _read(mapping, place), camera, masks)
+
+    def require(self, found: Container[str], example: str, more: Sequence[str] = ()) -> None:
+        """Complains about everything that is needed and not `found`, at once."""
+        needed = ("rgb", "depth", "robot_state", "gripper", "action", *(("mask",) if self.masks else ()), *more)
+        missing = [name for name in needed if name not in found]
+        if missing:
+            hints = [f"; a fixed camera may be in {self.root / 'calibration.json'}"] * bool(set(more) & set(missing))
+            hints += ["; --no-masks imports without masks"] * ("mask" in missing)
+            names = ", ".join(missing)
+            raise UserError(f"{self.place} does not say where {names} come from: {example}{''.join(hints)}")
+
+    def frames(self, columns: Mapping[str, Any]) -> list[Frame]:
+        """Rows of rgb, depth, robot_state and gripper, and of mask, K and T_world_cam where the recording has them."""
+        frames = []
+        for t, (rgb, depth) in enumerate(zip(columns["rgb"], columns["depth"], strict=True)):
+            if depth.shape != rgb.shape[:2]:
+                raise UserError(
+                    f"{self.root}: colour is {rgb.shape[:2]}, depth {depth.shape} pixels; align depth to colour when "
+                    "recording"
+                )
+            mask = columns["mask"][t] if "mask" in columns else np.zeros(depth.shape, bool)
+            K, T = (self._camera(name, columns, t, depth.shape) for name in ("K", "T_world_cam"))
+            frames.append(Frame(rgb, depth, mask, Camera(K, T), columns["robot_state"][t], columns["gripper"][t]))
+        return frames
+
+    def _camera(self, name: str, columns: Mapping[str, Any], t: int, size: tuple[int, ...]) -> Array:
+        """K or T_world_cam of row t: the recording's own, else that of calibration.json."""
+        if name in columns:
+            return columns[name][t]
+        if self.calibration is None:
+            raise needs_calibration(self.root, [name])
+        fits(self.calibration, size, self.root)
+        return getattr(self.calibration.camera, name)
+
+
+def _read(given: Path | None, usual: Path) -> dict[str, Any]:
     """The file that was named, else the usual one, else nothing."""
     if given is None and not usual.exists():
         return {}
@@ -64,7 +119,7 @@ CALIBRATION = (
 
 def read_calibration(given: Path | None, usual: Path) -> Calibration | None:
     """`pixel_centre` says where K has the centre of the first pixel: 0 in OpenCV, ROS and RealSense; 0.5 in ours."""
-    content, place = read_sidecar(given, usual), given or usual
+    content, place = _read(given, usual), given or usual
     if not content:
         return None
     if missing := [key for key in ("K", "image_size", "pixel_centre", "T_world_cam") if key not in content]:
@@ -93,7 +148,9 @@ def needs_calibration(place: Path, missing: Sequence[str]) -> UserError:
     )
 
 
-def fits(calibration: Calibration, height: int, width: int, place: Path) -> None:
+def fits(calibration: Calibration, size: Sequence[int], place: Path) -> None:
+    """`size` of the images: height, width."""
+    height, width = size[:2]
     if (calibration.width, calibration.height) != (width, height):
         raise UserError(
             f"{place}: images are {width} x {height}, calibration.json is for "
@@ -112,7 +169,7 @@ def refuse_existing(out: Path, name: str) -> None:
 
 
 def understood(recordings: Iterator[Recording], place: Path, remedy: str) -> Iterator[Recording]:
-    """The same; whatever reading one raises is told in one line.
+    """The same; whatever reading one raises becomes one line.
 
     Decoders of other people's files raise what they like (struct.error, KeyError, SyntaxError, MemoryError, ...).
     """
@@ -124,9 +181,24 @@ def understood(recordings: Iterator[Recording], place: Path, remedy: str) -> Ite
         except UserError:
             raise
         except Exception as problem:
-            told = " ".join(str(problem).split())[:200]
-            raise UserError(f"{place} is damaged ({type(problem).__name__}: {told}); {remedy}") from None
+            reason = " ".join(str(problem).split())[:200]
+            raise UserError(f"{place} is damaged ({type(problem).__name__}: {reason}); {remedy}") from None
         yield one
+
+
+def import_recordings(
+    kind: Literal["lerobot", "mcap"],
+    root: Path,
+    out: Path,
+    world: str | None = None,
+    mapping: Path | None = None,
+    calibration: Path | None = None,
+    masks: bool = True,
+) -> int:
+    """Every recording in `root` into the store `out`; how many there were."""
+    module = import_module(f".{kind}", __package__)
+    manifest, recordings = module.recordings(Sidecars.read(root, mapping, calibration, masks), world)
+    return write_store(out, recordings, manifest, root, module.REMEDY)
 
 
 def write_store(out: Path, recordings: Iterator[Recording], manifest: dict[str, Any], place: Path, remedy: str) -> int:

@@ -56,25 +56,43 @@ def seeds(episodes: Sequence[Episode]) -> list[tuple[int | None, list[Episode]]]
     return [(seed, [e for e in episodes if e.train_seed == seed]) for seed in found]
 
 
-def bars(axis: plt.Axes, lookup: Lookup, lines: Sequence[Line], title: str) -> None:
-    """Grouped by condition; pooled bars, per-seed circles, the paper's diamonds, successes/total inside. Lines of which
-    nothing was measured are left out."""
-    conditions = [cell.setting.condition for cell in lines[0].cells]
-    lines = [line for line in lines if any(lookup.of(cell.setting) for cell in line.cells)]
-    width = 0.8 / max(len(lines), 1)
-    for i, line in enumerate(lines):
-        for k, cell in enumerate(line.cells):
-            x = k + (i - (len(lines) - 1) / 2) * width
-            mark(axis, x, width, lookup.of(cell.setting), COLOURS[cell.setting.experiment])
-            if cell.successes is not None:
-                axis.plot(x, 100 * cell.successes / cell.n, "D", color="black", mfc="white", ms=5, zorder=4)
-    handles = [plt.Rectangle((0, 0), 1, 1, color=COLOURS[li.cells[0].setting.experiment]) for li in lines]
-    names = [line.label[0] for line in lines]
-    axis.legend([*handles, PAPER, SEED], [*names, "paper", "ours, one seed"], **BELOW)
-    names = [paper.CONDITION_NAMES[condition].replace(" ", "\n") for condition in conditions]
-    axis.set_xticks(range(len(names)), names)
-    axis.set(title=title, ylabel="success, %", ylim=(0, 112), xlim=(-0.5, len(names) - 0.5))
+Series = tuple[str, str, list[tuple[Sequence[Episode], float | None]]]  # name, experiment, (ours, the paper's share)
+
+
+def grouped_bars(axis: plt.Axes, title: str, groups: Sequence[str], series: Sequence[Series]) -> None:
+    """A bar per group and series: pooled, with per-seed circles, the paper's diamonds, successes/total inside. Series
+    of which nothing was measured are left out."""
+    series = [one for one in series if any(episodes for episodes, _ in one[2])]
+    width = 0.8 / max(len(series), 1)
+    for i, (_, experiment, bars) in enumerate(series):
+        for k, (episodes, theirs) in enumerate(bars):
+            x = k + (i - (len(series) - 1) / 2) * width
+            mark(axis, x, width, episodes, COLOURS[experiment])
+            if theirs is not None:
+                axis.plot(x, 100 * theirs, "D", color="black", mfc="white", ms=5, zorder=4)
+    handles = [plt.Rectangle((0, 0), 1, 1, color=COLOURS[experiment]) for _, experiment, _ in series]
+    axis.legend([*handles, PAPER, SEED], [*(name for name, _, _ in series), "paper", "ours, one seed"], **BELOW)
+    axis.set_xticks(range(len(groups)), groups)
+    axis.set(title=title, ylabel="success, %", ylim=(0, 112), xlim=(-0.5, len(groups) - 0.5))
     axis.set_yticks(range(0, 101, 20))
+
+
+def by_condition(axis: plt.Axes, lookup: Lookup, lines: Sequence[Line], title: str) -> None:
+    series: list[Series] = []
+    for line in lines:
+        bars = [(lookup.of(c.setting), None if c.successes is None else c.successes / c.n) for c in line.cells]
+        series.append((line.label[0], line.cells[0].setting.experiment, list(bars)))
+    names = [paper.CONDITION_NAMES[cell.setting.condition].replace(" ", "\n") for cell in lines[0].cells]
+    grouped_bars(axis, title, names, series)
+
+
+def by_task(axis: plt.Axes, lookup: Lookup, title: str) -> None:
+    series: list[Series] = []
+    for name, setting, counts in paper.BY_TASK:
+        rows = [[e for e in lookup.of(setting) if e.task == task] for task in TASKS]
+        shares = [None if theirs is None else theirs / 75 for theirs in counts]
+        series.append((name, setting.experiment, list(zip(rows, shares, strict=True))))
+    grouped_bars(axis, title, ("Opening", "Closing"), series)
 
 
 BELOW: dict[str, Any] = {
@@ -101,10 +119,10 @@ def mark(axis: plt.Axes, x: float, width: float, episodes: Sequence[Episode], co
 
 def main_comparison(lookup: Lookup) -> Figure:
     figure, axes = plt.subplots(2, 2, figsize=(11, 9), layout="constrained")
-    bars(axes[0, 0], lookup, paper.SYSTEMS, "(a) Complete systems")
+    by_condition(axes[0, 0], lookup, paper.SYSTEMS, "(a) Complete systems")
     differences(axes[0, 1], lookup)
-    tasks(axes[1, 0], lookup)
-    bars(axes[1, 1], lookup, paper.REPRESENTATIONS, "(d) Relation controls")
+    by_task(axes[1, 0], lookup, "(c) Combined shift by task")
+    by_condition(axes[1, 1], lookup, paper.REPRESENTATIONS, "(d) Relation controls")
     return figure
 
 
@@ -133,23 +151,6 @@ def differences(axis: plt.Axes, lookup: Lookup) -> None:
     drawn = [r for r in recipes if any(e.experiment == r for e in lookup.episodes)]
     mine = [Line2D([], [], linestyle="", marker="o", color=COLOURS[r], label=r) for r in drawn]
     axis.legend(handles=[PAPER, *mine], loc="lower right", fontsize=7.5, frameon=False)
-
-
-def tasks(axis: plt.Axes, lookup: Lookup) -> None:
-    policies = [policy for policy in paper.BY_TASK if lookup.of(policy[1])]
-    width = 0.8 / max(len(policies), 1)
-    for i, (_, setting, counts) in enumerate(policies):
-        for k, (task, theirs) in enumerate(zip(TASKS, counts, strict=True)):
-            x = k + (i - (len(policies) - 1) / 2) * width
-            rows = [e for e in lookup.of(setting) if e.task == task]
-            mark(axis, x, width, rows, COLOURS[setting.experiment])
-            if theirs is not None:
-                axis.plot(x, 100 * theirs / 75, "D", color="black", mfc="white", ms=5, zorder=4)
-    handles = [plt.Rectangle((0, 0), 1, 1, color=COLOURS[s.experiment]) for _, s, _ in policies]
-    axis.legend([*handles, PAPER, SEED], [*(n for n, _, _ in policies), "paper", "ours, one seed"], **BELOW)
-    axis.set_xticks(range(len(TASKS)), ["Opening", "Closing"])
-    axis.set(title="(c) Combined shift by task", ylabel="success, %", ylim=(0, 112), xlim=(-0.5, 1.5))
-    axis.set_yticks(range(0, 101, 20))
 
 
 def objective(lookup: Lookup) -> Figure:

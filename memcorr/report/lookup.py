@@ -72,8 +72,8 @@ class Lookup:
 
 def _order(key: tuple[Setting, int]) -> tuple:
     setting, shown = key[0], key[0].shown
-    told = (shown.reference, shown.matcher, shown.pairing, str(shown.phase_offset), str(shown.phase_speed))
-    return (setting.experiment, setting.condition, setting.stage, *told, key[1], shown.lifting)
+    what = (shown.reference, shown.matcher, shown.pairing, str(shown.phase_offset), str(shown.phase_speed))
+    return (setting.experiment, setting.condition, setting.stage, *what, key[1], shown.lifting)
 
 
 def beyond(setting: Setting) -> bool:

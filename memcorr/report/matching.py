@@ -43,7 +43,7 @@ class CacheErrors(Errors):
     """errors.json of a cache."""
 
     matcher: str
-    lifting: Lifting = "object"
+    lifting: Lifting
     auc: float | None = None
 
 

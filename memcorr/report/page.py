@@ -18,10 +18,9 @@ from ..spec import SPEC
 from . import figures as paper_figures
 from .figures import draw_all
 from .lookup import Lookup
-from .many import objects, reactions, strangers, swaps
 from .matching import Measured, in_all_worlds, like_for_like
 from .paper import settings
-from .robustness import baselines, curves, disturbances, worlds
+from .robustness import baselines, curves, disturbances, exchanges, strangers, worlds
 from .tables import Table, all_tables
 
 FIGURES = paper_figures.FIGURES | {
@@ -100,9 +99,8 @@ def complete(lookup: Lookup, measured: Measured) -> list[Table]:
     """The paper's tables, then what it does not have; whatever else was measured comes last."""
     paper, further = all_tables(lookup)
     matching = [like_for_like(lookup, measured), in_all_worlds(measured)]
-    many = [*objects(lookup), reactions(lookup), swaps(lookup)]
-    ours = [*many, *matching, baselines(lookup), *disturbances(lookup), worlds(lookup)]
-    return [*paper, *(table for table in ours if table is not None), *further]
+    ours = [*matching, baselines(lookup), *disturbances(lookup), worlds(lookup), exchanges(lookup)]
+    return [*paper, *(table for table in ours if table is not None and table.rows), *further]
 
 
 def write_report(
@@ -115,7 +113,7 @@ def write_report(
     lookup, measured = Lookup(own or found, matcher, scene_seed), Measured.find(sources)
     with claimed(Path(out), "figures") as folder:
         figures, tables = draw_all(lookup, FIGURES, folder / "figures"), complete(lookup, measured)
-        if (elsewhere := strangers(found)) is not None:
+        if (elsewhere := strangers(found)).rows:
             tables.append(elsewhere)
         write_text(folder / "REPORT.md", markdown(lookup, tables, figures))
         write_text(folder / "report.html", page(lookup, tables, figures))

@@ -229,7 +229,7 @@ def phases(lookup: Lookup) -> Table:
     )
 
 
-def told(shown: Intervention) -> str:
+def in_words(shown: Intervention) -> str:
     """What was shown, in words."""
     words = [f"reference {shown.reference}", f"matcher {shown.matcher}"]
     if shown.pairing != "kept":
@@ -246,7 +246,7 @@ def further(lookup: Lookup) -> Table | None:
     """Whatever else was measured: other scenes, matchers, unfinished or scripted policies."""
     rows = []
     for setting, scene_seed, episodes in lookup.further():
-        names = (f"{setting.experiment}, {setting.stage}", setting.condition, str(scene_seed), told(setting.shown))
+        names = (f"{setting.experiment}, {setting.stage}", setting.condition, str(scene_seed), in_words(setting.shown))
         rows.append((*names, ours(episodes)))
     header = ("Policy", "Condition", "Scene seed", "Shown", "ours [95 %]")
     return Table("Further measurements", "No counterpart in the paper's tables.", header, tuple(rows)) if rows else None

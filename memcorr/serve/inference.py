@@ -1,8 +1,8 @@
-"""Plans for whoever waits: one thread, one batch at a time, always of the same number of lanes.
+"""Plans for the clients: one thread, one batch at a time, always of the same number of lanes.
 
 Torch computes here and nowhere else, so the event loop goes on answering, and the bits of a plan depend
 neither on who else is served nor on when. What fails, fails alone: a batch that raises is computed again one
-request at a time, and only the request that raises then is told so.
+request at a time, and only the request that raises then gets an error.
 """
 
 from __future__ import annotations

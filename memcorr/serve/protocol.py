@@ -24,7 +24,7 @@ from ..frames import Camera, Frame, check_frame
 DTYPES = ("|b1", "|u1", "<i4", "<i8", "<f4", "<f8")
 MOST_AXES = 4  # a recording of colour images
 MOST_PARTS = 100  # lists, and maps: an upload has 15 and 16
-FARTHEST_CM = 100.0  # that a hand is told to move in one step
+FARTHEST_CM = 100.0  # that a hand is commanded to move in one step
 MOST_FRAMES = 2000  # of an uploaded reference
 LONGEST_NAME = 80
 IMAGES = {"rgb": None, "depth": np.float32, "mask": None}  # and what they are computed with, if not as they come
@@ -191,7 +191,7 @@ def read_frame(content: dict[str, Any]) -> Frame:
 
 def read_upload(content: dict[str, Any]) -> Upload:
     """A recording: a name, the arrays of an observation with a time axis in front, and if it is known what the hand
-    was told, `action` (T, 3 or more), centimetres per step."""
+    was commanded, `action` (T, 3 or more), centimetres per step."""
     name = content.get("name")
     if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
         raise Refused(f"an uploaded reference needs a name of at most {LONGEST_NAME} letters")

@@ -159,7 +159,7 @@ class PolicyServer:
         return encode(content)
 
     async def run(self) -> None:
-        """Until SIGINT or SIGTERM: whoever is connected is told good-bye (1001), the batch under way is finished."""
+        """Until SIGINT or SIGTERM: every connection is closed (1001), the batch under way is finished."""
         s, stop, loop = self.settings, asyncio.Event(), asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
@@ -219,7 +219,7 @@ def serve_policy(
     thread_count: int = 1,
     device: str = "auto",
 ) -> None:
-    """What the command line runs; returns when the server was told to stop."""
+    """What the command line runs; returns when the server was stopped."""
     store = None if references is None else Store.open(references)
     loaded = load_policy(policy, device)
     if lanes is None:

@@ -104,7 +104,7 @@ def tell(out: Path, policy: str, scenes: int, scene_seed: int, workers: int) -> 
     content = {
         "counts": counts,
         "executed": SPEC.executed,
-        "stories": [told(*parts) for parts in zip(titles, stories, videos, strict=True)],
+        "stories": [as_content(*parts) for parts in zip(titles, stories, videos, strict=True)],
     }
     write_text(page, content_of(TEMPLATE).decode().replace("{{DATA}}", json.dumps(content).replace("</", "<\\/")))
     written = ", ".join(path.name for path in (*videos, strip))
@@ -148,7 +148,7 @@ def sentence(c: dict[str, Any]) -> str:
     )
 
 
-def told(title: str, story: Story, video: Path) -> dict[str, Any]:
+def as_content(title: str, story: Story, video: Path) -> dict[str, Any]:
     """A story as the page's script reads it; pixels are those of the 128x128 images."""
     row = story.row
     first, second = WORLD_TASKS[row.world]

@@ -1,4 +1,4 @@
-"""A rollout told step by step: what the policy saw, what it was shown, what it planned.
+"""A rollout step by step: what the policy saw, which reference it was given, what it planned.
 
 The rollout is run like any other, with somebody watching, and then repeated action by action with
 the camera on. Videos and the demonstration page are drawn from it.

@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import cv2
+import imageio_ffmpeg
 import matplotlib
 import numpy as np
 from numpy.typing import NDArray
@@ -148,10 +149,6 @@ def write_video(story: Story, out: Path) -> Path:
 
 def write_film(path: Path, pictures: Iterator[Image], size: tuple[int, int]) -> Path:
     """Pictures of `size` (width, height) as an mp4."""
-    try:
-        import imageio_ffmpeg
-    except ImportError:
-        raise UserError("videos need ffmpeg: pip install imageio-ffmpeg") from None
     with written_whole(path) as temporary:
         try:
             writer = imageio_ffmpeg.write_frames(

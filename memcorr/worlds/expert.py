@@ -40,11 +40,11 @@ def act(world: World, task: Task) -> Array:
     """The expert's action (4) in the world's current state."""
     grip, hand = world.pair.grips[task], world.hand
     plan = _door if world.pair.name == DOOR else _any
-    target, astray = plan(world, grip, hand), _astray(world, grip, hand)
-    if astray > 0:  # straight up first, then across
+    target, off_track = plan(world, grip, hand), _off_track(world, grip, hand)
+    if off_track > 0:  # straight up first, then across
         risen = smoothstep(hand[2], grip.hover - grip.risen[0], grip.hover - grip.risen[1])
         away = np.append(hand[:2], grip.hover)
-        target = target + astray * (1 - risen) * (away - target)
+        target = target + off_track * (1 - risen) * (away - target)
     displacement = GAIN * (target - hand)
     displacement *= min(1.0, SPEED / max(float(np.linalg.norm(displacement)), 1e-9))
     return np.append(displacement, GRIPPER_COMMAND)
@@ -68,13 +68,13 @@ def waypoints(world: World, grip: Grip, hand: Array) -> tuple[Array, Array, Arra
     return approach + barred * along, contact + dragged * along, along
 
 
-def _astray(world: World, grip: Grip, hand: Array) -> float:
-    """0 where the push can begin or go on, 1 where a hand that is low stands on the wrong side or beside."""
+def _off_track(world: World, grip: Grip, hand: Array) -> float:
+    """0 where the push can begin or go on, 1 where a hand that is low stands on the wrong side of it."""
     _, contact, along = waypoints(world, grip, hand)
     offset = hand - contact
     ahead = float(offset @ along)
-    beside = float(np.linalg.norm((offset - ahead * along)[:2]))
-    return max(smoothstep(ahead, *grip.beyond), smoothstep(beside, *grip.beside))
+    sideways = float(np.linalg.norm((offset - ahead * along)[:2]))
+    return max(smoothstep(ahead, *grip.beyond), smoothstep(sideways, *grip.sideways))
 
 
 def _any(world: World, grip: Grip, hand: Array) -> Array:

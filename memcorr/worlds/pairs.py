@@ -48,24 +48,24 @@ class Grip:
     slope: Vector | None = None  # world-aligned waypoints that move by so much per unit of joint, not with the body
     engage: Band | None = None  # distance still to go to the contact: the push waits until the hand is there
     beyond: Band = (0.015, 0.03)  # distance past the contact at which a low hand starts over
-    beside: Band = (0.035, 0.06)  # the same beside the line through approach and contact
+    sideways: Band = (0.035, 0.06)  # the same, sideways from the line through approach and contact
     risen: Band = (0.05, 0.02)  # below the hovering height: where a hand that starts over begins to move across, does
     bar: float = np.inf  # how far behind the place, looking along the push, the hand can still come down
     drag: float = 0.0  # how far past the contact the hand stands on the object and drags it by friction
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Pair:
     """A scene with a shared start and two tasks."""
 
     name: str
     scene: str  # Meta-World's file
     placed: dict[str, Vector]  # top-level bodies and their offsets from the place p(u)
-    x: Band  # of p(u), u_x = 0 and 1
+    x: Band = (-0.05, 0.05)  # of p(u), u_x = 0 and 1
     y: Band
-    z: float
+    z: float = 0.0
     body: str  # the moving body: mask and ground truth; "child:NAME" is the unnamed child of NAME
-    joint: str | int  # its joint, by name or number
+    joint: str | int  # its joint, by name or number; of a mug, which is free, y relative to the place counts
     start: float  # joint value that both tasks start from
     flags: dict[str, Flag]  # by task, in the order of `tasks`
     grips: dict[str, Grip]
@@ -74,7 +74,7 @@ class Pair:
     points: Array = field(repr=False, compare=False)  # (16, 3) ground truth in the frame of the moving body
     still: dict[str | int, float] = field(default_factory=dict)  # other joints of the object at the start
     look_at: Vector = (0.0, 0.6, 0.15)  # azimuth and elevation turn about it
-    distance: float = 1.0  # of the camera, relative to the door's
+    distance: float = 0.6  # of the camera, relative to the door's
     parked: bool = True  # out of the way while the hand settles
 
     @property
@@ -112,41 +112,30 @@ HANDLE_POINTS: Array = np.array(
 )
 assert HANDLE_POINTS.shape == (SPEC.points, 3)
 
+# fmt: off
 _DOOR = Pair(
-    name="door",
-    scene="sawyer_door_pull",
-    placed={"door": ZERO},
-    x=SPEC.door_x,
-    y=SPEC.door_y,
-    z=SPEC.door_z,
-    body="door_link",
-    joint="doorjoint",
-    start=SPEC.door_start,
+    name="door", scene="sawyer_door_pull", placed={"door": ZERO},
+    x=SPEC.door_x, y=SPEC.door_y, z=SPEC.door_z, hand=(0.03, 0.57, 0.36),
+    distance=1.0, parked=False,
+    body="door_link", joint="doorjoint", start=SPEC.door_start, neutral=(-1.383, -0.178),
+    points=HANDLE_POINTS,
     flags={
         "open": Flag("geom:handle", SPEC.success_radius, target_offset=(-0.3, -0.45, 0.0), axis=0),
         "close": Flag("geom:handle", SPEC.success_radius, target_offset=(0.2, -0.2, 0.0)),
     },
     grips={
         "open": Grip(
-            (0.28, 0.11, 0.04), (0.28, 0.045, 0.04), -1.6, 0.35, hover=0.36, funnel=(0.02, 0.07), risen=(0.085, 0.06)
+            (0.28, 0.11, 0.04), (0.28, 0.045, 0.04), -1.6, 0.35, hover=0.36, funnel=(0.02, 0.07), risen=(0.085, 0.06),
         ),
         "close": Grip((0.24, -0.12, 0.04), (0.24, -0.065, 0.04), -0.06, 0.35, hover=0.36, funnel=(0.02, 0.07)),
     },
-    neutral=(-1.383, -0.178),
-    hand=(0.03, 0.57, 0.36),
-    points=HANDLE_POINTS,
-    parked=False,
 )
 _DRAWER = Pair(
-    name="drawer",
-    scene="sawyer_drawer",
-    placed={"drawer": ZERO},
-    x=(-0.05, 0.05),
-    y=(0.80, 0.90),
-    z=0.0,
-    body="drawer_link",
-    joint="goal_slidey",
-    start=-0.08,
+    name="drawer", scene="sawyer_drawer", placed={"drawer": ZERO},
+    y=(0.80, 0.90), hand=(0.0, 0.575, 0.25),
+    look_at=(0.01, 0.7, 0.1), distance=0.7,
+    body="drawer_link", joint="goal_slidey", start=-0.08, neutral=(-0.160, -0.0315),
+    points=POINTS["drawer"],
     flags={
         "open": Flag("body:drawer_link", 0.03, (0.0, -0.16, 0.0), target_offset=(0.0, -0.36, 0.09)),
         "close": Flag("body:drawer_link", 0.065, (0.0, -0.16, 0.05), target_offset=(0.0, -0.16, 0.09)),
@@ -155,22 +144,13 @@ _DRAWER = Pair(
         "open": Grip((0.0, -0.1205, 0.01), (0.0, -0.128, 0.01), -0.17, 0.06, beyond=(0.012, 0.02)),
         "close": Grip((0.0, -0.25, 0.01), (0.0, -0.182, 0.01), -0.01, 0.06, beyond=(0.014, 0.022)),
     },
-    neutral=(-0.160, -0.0315),
-    hand=(0.0, 0.575, 0.25),
-    points=POINTS["drawer"],
-    look_at=(0.01, 0.7, 0.1),
-    distance=0.7,
 )
 _WINDOW = Pair(
-    name="window",
-    scene="sawyer_window_horizontal",
-    placed={"window": ZERO},
-    x=(-0.05, 0.05),
-    y=(0.75, 0.85),
-    z=0.16,
-    body="windowb_a",
-    joint="window_slide",
-    start=0.1,
+    name="window", scene="sawyer_window_horizontal", placed={"window": ZERO},
+    y=(0.75, 0.85), z=0.16, hand=(0.086, 0.67, 0.32),
+    look_at=(0.04, 0.77, 0.15),
+    body="windowb_a", joint="window_slide", start=0.1, neutral=(0.04, 0.19),
+    points=POINTS["window"],
     flags={
         "open": Flag("site:handleOpenStart", 0.05, target_offset=(0.2, 0.0, 0.0), axis=0),
         "close": Flag("site:handleCloseStart", 0.05, axis=0),
@@ -179,22 +159,13 @@ _WINDOW = Pair(
         "open": Grip((-0.10, -0.09, 0.03), (-0.037, -0.09, 0.03), 0.2, 0.06, hover=0.32, beyond=(0.008, 0.015)),
         "close": Grip((0.072, -0.09, 0.03), (0.009, -0.09, 0.03), 0.01, 0.06, hover=0.32),
     },
-    neutral=(0.04, 0.19),
-    hand=(0.086, 0.67, 0.32),
-    points=POINTS["window"],
-    look_at=(0.04, 0.77, 0.15),
-    distance=0.6,
 )
 _FAUCET = Pair(
-    name="faucet",
-    scene="sawyer_faucet",
-    placed={"faucetBase": ZERO},
-    x=(-0.05, 0.05),
-    y=(0.775, 0.875),
-    z=0.0,
-    body="faucet_link2",
-    joint="knob_Joint_1",
-    start=0.0,
+    name="faucet", scene="sawyer_faucet", placed={"faucetBase": ZERO},
+    y=(0.775, 0.875), hand=(0.0, 0.695, 0.25),
+    look_at=(0.01, 0.75, 0.13),
+    body="faucet_link2", joint="knob_Joint_1", start=0.0, neutral=(-1.26, 1.38),
+    points=POINTS["faucet"],
     flags={
         "open": Flag("site:handleStartOpen", 0.07, (-0.04, 0.0, 0.02), target_offset=(0.175, 0.0, 0.125)),
         "close": Flag("site:handleStartClose", 0.07, (0.0, 0.0, -0.01), target_offset=(-0.175, 0.0, 0.125)),
@@ -203,62 +174,34 @@ _FAUCET = Pair(
         "open": Grip((-0.09, -0.13, 0.01), (-0.036, -0.13, 0.01), 1.5, 0.35, funnel=(0.02, 0.07)),
         "close": Grip((0.09, -0.13, 0.01), (0.036, -0.13, 0.01), -1.5, 0.35, funnel=(0.02, 0.07)),
     },
-    neutral=(-1.26, 1.38),
-    hand=(0.0, 0.695, 0.25),
-    points=POINTS["faucet"],
-    look_at=(0.01, 0.75, 0.13),
-    distance=0.6,
 )
 _LOCK = Pair(
-    name="lock",
-    scene="sawyer_door_lock",
-    placed={"door": ZERO},
-    x=(-0.05, 0.05),
-    y=(0.775, 0.875),
-    z=0.15,
-    body="lock_link",
-    joint=9,
-    start=0.785,
+    name="lock", scene="sawyer_door_lock", placed={"door": ZERO},
+    y=(0.775, 0.875), z=0.15, hand=(0.055, 0.61, 0.30),
+    look_at=(0.04, 0.68, 0.18),
+    body="lock_link", joint=9, start=0.785, neutral=(0.377, 1.197),
+    points=POINTS["lock"],
     flags={
         "unlock": Flag("site:lockStartUnlock", 0.02, target="body:lock_link", target_offset=(0.1, 0.0, 0.0), axis=0),
         "lock": Flag("site:lockStartLock", 0.02, target="body:lock_link", target_offset=(0.0, 0.0, -0.1), axis=2),
     },
     grips={
         "unlock": Grip(
-            (-0.035, -0.14, -0.13),
-            (-0.010, -0.062, -0.13),
-            0.15,
-            0.7,
-            hover=0.30,
-            slope=(-0.036, 0.0, -0.037),
+            (-0.035, -0.14, -0.13), (-0.010, -0.062, -0.13), 0.15, 0.7, hover=0.30, slope=(-0.036, 0.0, -0.037),
             engage=(0.02, 0.05),
         ),
         "lock": Grip(
-            (0.15, -0.05, 0.018),
-            (0.059, -0.05, 0.018),
-            1.4,
-            0.5,
-            hover=0.30,
-            slope=(-0.055, 0.0, 0.0),
+            (0.15, -0.05, 0.018), (0.059, -0.05, 0.018), 1.4, 0.5, hover=0.30, slope=(-0.055, 0.0, 0.0),
             beyond=(0.01, 0.02),
         ),
     },
-    neutral=(0.377, 1.197),
-    hand=(0.055, 0.61, 0.30),
-    points=POINTS["lock"],
-    look_at=(0.04, 0.68, 0.18),
-    distance=0.6,
 )
 _HANDLE = Pair(
-    name="handle",
-    scene="sawyer_handle_press",
-    placed={"box": ZERO},
-    x=(-0.05, 0.05),
-    y=(0.80, 0.90),
-    z=0.0,
-    body="handle_link",
-    joint=9,
-    start=-0.06,
+    name="handle", scene="sawyer_handle_press", placed={"box": ZERO},
+    y=(0.80, 0.90), hand=(0.0, 0.60, 0.25),
+    look_at=(0.01, 0.67, 0.1),
+    body="handle_link", joint=9, start=-0.06, neutral=(-0.077, -0.042),
+    points=POINTS["handle"],
     flags={
         "pull": Flag("site:goalPull", 0.05, target="site:handleRight", axis=2),
         "press": Flag("site:handleStart", 0.02, target="site:goalPress", axis=2),
@@ -267,35 +210,23 @@ _HANDLE = Pair(
         "pull": Grip((0.0, -0.26, 0.0), (0.0, -0.19, 0.0), 0.0, 0.06, engage=(0.025, 0.05)),
         "press": Grip((0.0, -0.15, 0.10), (0.0, -0.15, 0.07), -0.1, 0.04),
     },
-    neutral=(-0.077, -0.042),
-    hand=(0.0, 0.60, 0.25),
-    points=POINTS["handle"],
-    look_at=(0.01, 0.67, 0.1),
-    distance=0.6,
 )
 _HANDLE_SIDE = replace(
     _HANDLE,
-    name="handle-side",
-    scene="sawyer_handle_press_sideways",
-    x=(-0.35, -0.25),
-    y=(0.65, 0.75),
+    name="handle-side", scene="sawyer_handle_press_sideways",
+    x=(-0.35, -0.25), y=(0.65, 0.75), hand=(-0.05, 0.70, 0.25),
+    look_at=(-0.11, 0.69, 0.1),
+    neutral=(-0.077, -0.0435),
     flags=_HANDLE.flags | {"pull": Flag("site:handleCenter", 0.08, target="site:goalPull")},
     grips=_HANDLE.grips | {"pull": replace(_HANDLE.grips["pull"], contact=(0.0, -0.18, 0.0))},
-    neutral=(-0.077, -0.0435),
-    hand=(-0.05, 0.70, 0.25),
-    look_at=(-0.11, 0.69, 0.1),
 )
 _PLATE = Pair(
-    name="plate",
-    scene="sawyer_plate_slide",
+    name="plate", scene="sawyer_plate_slide",
     placed={"puck_channel": (0.0, 0.0, 0.015), "puck_goal": (0.0, 0.30, 0.0)},
-    x=(-0.05, 0.05),
-    y=(0.55, 0.65),
-    z=0.0,
-    body="child:puck_channel",
-    joint="goal_slidey",
-    start=0.09,
-    still={"goal_slidex": 0.0},
+    y=(0.55, 0.65), hand=(0.0, 0.69, 0.25),
+    look_at=(0.01, 0.68, 0.03), distance=0.7,
+    body="child:puck_channel", joint="goal_slidey", start=0.09, still={"goal_slidex": 0.0}, neutral=(0.070, 0.232),
+    points=POINTS["plate"],
     flags={
         "slide": Flag("geom:puck", 0.07, target_offset=(0.0, 0.30, 0.0)),
         "back": Flag("geom:puck", 0.07, target_offset=(0.0, 0.0, 0.015)),
@@ -304,79 +235,43 @@ _PLATE = Pair(
     # down on top of it and drags it out.
     grips={
         "slide": Grip(
-            (0.0, -0.12, 0.04),
-            (0.0, -0.073, 0.04),
-            0.29,
-            0.075,
-            funnel=(0.02, 0.07),
-            lower=(0.7, 0.96),
+            (0.0, -0.12, 0.04), (0.0, -0.073, 0.04), 0.29, 0.075, funnel=(0.02, 0.07), lower=(0.7, 0.96),
             risen=(0.14, 0.10),
         ),
         "back": Grip(
-            (0.0, 0.078, 0.04),
-            (0.0, 0.062, 0.04),
-            0.03,
-            0.06,
-            funnel=(0.02, 0.07),
-            lower=(0.7, 0.92),
-            bar=0.168,
+            (0.0, 0.078, 0.04), (0.0, 0.062, 0.04), 0.03, 0.06, funnel=(0.02, 0.07), lower=(0.7, 0.92), bar=0.168,
             drag=0.12,
         ),
     },
-    neutral=(0.070, 0.232),
-    hand=(0.0, 0.69, 0.25),
-    points=POINTS["plate"],
-    look_at=(0.01, 0.68, 0.03),
-    distance=0.7,
 )
 _PLATE_SIDE = replace(
     _PLATE,
-    name="plate-side",
-    scene="sawyer_plate_slide_sideway",
+    name="plate-side", scene="sawyer_plate_slide_sideway",
     placed={"puck_channel": (0.0, 0.0, 0.015), "puck_goal": (-0.25, 0.0, 0.0)},
-    x=(0.0, 0.1),
-    joint="goal_slidex",
-    start=-0.03,
-    still={"goal_slidey": 0.0},
+    x=(0.0, 0.1), hand=(0.0, 0.60, 0.25),
+    look_at=(0.03, 0.59, 0.03),
+    joint="goal_slidex", start=-0.03, still={"goal_slidey": 0.0}, neutral=(-0.182, 0.031),
     flags={
         "slide": Flag("geom:puck", 0.07, target_offset=(-0.25, 0.0, 0.0)),
         "back": Flag("geom:puck", 0.07, target_offset=(0.1, 0.0, 0.015)),
     },
     grips={
         "slide": Grip(
-            (0.11, 0.0, 0.04),
-            (0.066, 0.0, 0.04),
-            -0.2,
-            0.075,
-            funnel=(0.02, 0.07),
-            lower=(0.7, 0.96),
+            (0.11, 0.0, 0.04), (0.066, 0.0, 0.04), -0.2, 0.075, funnel=(0.02, 0.07), lower=(0.7, 0.96),
             risen=(0.14, 0.10),
         ),
         "back": Grip(
-            (-0.088, 0.0, 0.04),
-            (-0.066, 0.0, 0.04),
-            0.1,
-            0.06,
-            funnel=(0.02, 0.07),
-            lower=(0.7, 0.92),
-            bar=0.118,
+            (-0.088, 0.0, 0.04), (-0.066, 0.0, 0.04), 0.1, 0.06, funnel=(0.02, 0.07), lower=(0.7, 0.92), bar=0.118,
             drag=0.12,
         ),
     },
-    neutral=(-0.182, 0.031),
-    hand=(0.0, 0.60, 0.25),
-    look_at=(0.03, 0.59, 0.03),
 )
 _COFFEE = Pair(
-    name="coffee",
-    scene="sawyer_coffee",
-    placed={"coffee_machine": (0.0, 0.22, 0.0)},
-    x=(-0.05, 0.05),
-    y=(0.70, 0.80),
-    z=0.0,
-    body="mug",
-    joint=0,  # free: its value is the mug's y relative to the place
-    start=-0.11,
+    name="coffee", scene="sawyer_coffee", placed={"coffee_machine": (0.0, 0.22, 0.0)},
+    y=(0.70, 0.80), hand=(0.0, 0.64, 0.25),
+    look_at=(0.01, 0.63, 0.04),
+    body="mug", joint=0, start=-0.11, neutral=(-0.13, -0.07),
+    points=POINTS["coffee"],
     flags={
         "push": Flag("body:obj", 0.07),
         "pull": Flag("body:obj", 0.07, target_offset=(0.0, -0.20, 0.0)),
@@ -386,37 +281,14 @@ _COFFEE = Pair(
     grips={
         "push": Grip((0.0, -0.10, 0.07), (0.0, -0.051, 0.07), -0.06, 0.05, funnel=(0.02, 0.07), lower=(0.7, 0.96)),
         "pull": Grip(
-            (0.0, 0.057, 0.07),
-            (0.0, 0.041, 0.07),
-            -0.165,
-            0.05,
-            funnel=(0.02, 0.07),
-            lower=(0.7, 0.96),
+            (0.0, 0.057, 0.07), (0.0, 0.041, 0.07), -0.165, 0.05, funnel=(0.02, 0.07), lower=(0.7, 0.96),
             beyond=(0.009, 0.015),
         ),
     },
-    neutral=(-0.13, -0.07),
-    hand=(0.0, 0.64, 0.25),
-    points=POINTS["coffee"],
-    look_at=(0.01, 0.63, 0.04),
-    distance=0.6,
 )
-
-PAIRS: dict[str, Pair] = {
-    pair.name: pair
-    for pair in (
-        _DOOR,
-        _DRAWER,
-        _WINDOW,
-        _FAUCET,
-        _LOCK,
-        _HANDLE,
-        _HANDLE_SIDE,
-        _PLATE,
-        _PLATE_SIDE,
-        _COFFEE,
-    )
-}
+# fmt: on
+_ALL = (_DOOR, _DRAWER, _WINDOW, _FAUCET, _LOCK, _HANDLE, _HANDLE_SIDE, _PLATE, _PLATE_SIDE, _COFFEE)
+PAIRS: dict[str, Pair] = {pair.name: pair for pair in _ALL}
 assert list(PAIRS) == list(WORLD_TASKS)
 
 

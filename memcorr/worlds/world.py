@@ -300,14 +300,6 @@ class World:
         kind, _, of = name.partition(":")
         return getattr(self.data, kind)(of).xpos
 
-    def touching(self) -> bool:
-        """Whether the robot touches the object or its base in the current state."""
-        mujoco.mj_forward(self.model, self.data)
-        touched = self.model.body_rootid[self.model.geom_bodyid[self.data.contact.geom]].reshape(-1, 2)
-        objects = [self.model.body_rootid[self._body], *(body for body, _ in self._placed)]
-        robot = self.model.body("base").id
-        return bool((np.isin(touched, objects).any(axis=1) & (touched == robot).any(axis=1)).any())
-
     def observe(self) -> Frame:
         """What the policy may see: RGB-D, visible mask of the object, camera, robot state, gripper."""
         size = SPEC.image_size if self.view is None else self.view.size

@@ -151,7 +151,7 @@ def contents(root: Path) -> dict[str, Any]:
         name = str(path.relative_to(root))
         if path.name == EPISODES:
             rows = [json.loads(line) for line in path.read_text().splitlines()]
-            found[name] = [{k: v for k, v in row.items() if k not in ("seconds", "check")} for row in rows]
+            found[name] = [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
         elif path.suffix == ".safetensors":
             found[name] = path.read_bytes()
     return found

@@ -133,9 +133,9 @@ def test_store_of_another_layout_is_refused_and_left_alone(copy: Path) -> None:
     manifest = json.loads((copy / "collection.json").read_text())
     write_json(copy / "collection.json", {**manifest, "layout": 99})
     before = digests(copy)
-    assert_one_clear_line(run_cli("collect", "--out", str(copy), "--pairs", "2"), "layout 99", "another --out")
+    assert_one_clear_line(run_cli("collect", "--out", str(copy), "--pairs", "2"), "layout: invalid enum value 99")
     assert digests(copy) == before
-    with pytest.raises(UserError, match="collect into a new folder"):
+    with pytest.raises(UserError, match="layout: invalid enum value 99"):
         Store.open(copy)
 
 

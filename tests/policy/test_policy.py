@@ -332,17 +332,16 @@ def test_damaged_checkpoints_are_named(folders: dict[str, Path], tmp_path: Path)
                 (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
         return load_trained(folder)
 
-    good_text, good_bytes = re.sub(r',\s*"check": "\w+"', "", config.read_text()), model.read_bytes()
+    good_text, good_bytes = config.read_text(), model.read_bytes()
     assert loaded(good_text, good_bytes).design.name == "memcorr"
     for text, content, message in (
         (None, good_bytes, "config.json is missing"),
         (good_text, None, "model.safetensors does not exist"),
         (good_text, good_bytes[:5000], "is damaged"),
         (good_text, b"", "is damaged"),
-        (good_text[:50], good_bytes, "not valid JSON"),
+        (good_text[:50], good_bytes, "config.json is not a configuration"),
         ("{}", good_bytes, "not a configuration"),
         (good_text.replace('"format": 1', '"format": 2'), good_bytes, r"format 1 \(format: invalid enum value 2\)"),
-        (config.read_text().replace('"seed": 42', '"seed": 43'), good_bytes, 'does not match its "check"'),
         (good_text.replace('"name": "memcorr"', '"name": "../escaped/evil"'), good_bytes, "experiment.name"),
         (good_text.replace('"network": "memcorr"', '"network": "visual-unet"'), good_bytes, "does not fit"),
         (good_text.replace('"network": "memcorr"', '"network": "magic"'), good_bytes, r"experiment\.network: .*magic"),

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from memcorr.errors import UserError
-from memcorr.recordings.lerobot import OWN, import_lerobot
+from memcorr.recordings.lerobot import OWN
+from memcorr.recordings.sidecars import import_recordings
 from tests.test_files import damaged, told_or_harmless
 from tests.torture.inputs import told_or_taken
 from tests.torture.kinds import exported_kinds, read_bags, source_of_exports, strange_kinds, write_bags, write_dataset
@@ -45,9 +46,9 @@ def test_a_dataset_that_was_changed_on_purpose_is_anybodys(tmp_path: Path) -> No
     with pytest.raises(
         UserError, match=r"info\.json is not what was exported; .*if the change is meant, remove .*json"
     ):
-        import_lerobot(tmp_path / "dataset", tmp_path / "a")
+        import_recordings("lerobot", tmp_path / "dataset", tmp_path / "a")
     (tmp_path / "dataset" / OWN).unlink()
-    assert import_lerobot(tmp_path / "dataset", tmp_path / "a") == 2
+    assert import_recordings("lerobot", tmp_path / "dataset", tmp_path / "a") == 2
 
 
 def test_a_dataset_shows_nothing_outside_of_it(tmp_path: Path) -> None:
@@ -58,7 +59,7 @@ def test_a_dataset_shows_nothing_outside_of_it(tmp_path: Path) -> None:
     info = json.loads(path.read_text())
     path.write_text(json.dumps({**info, "data_path": f"../{info['data_path']}"}))
     with pytest.raises(UserError, match="outside of it"):
-        import_lerobot(tmp_path / "dataset", tmp_path / "a")
+        import_recordings("lerobot", tmp_path / "dataset", tmp_path / "a")
 
 
 def test_a_bit_in_a_recording_is_noticed(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ from memcorr.files import write_json
 from memcorr.frames import Camera, Frame
 from memcorr.recordings.check.report import examine
 from memcorr.recordings.export import export_lerobot
-from memcorr.recordings.lerobot import OWN, import_lerobot
+from memcorr.recordings.lerobot import OWN
+from memcorr.recordings.sidecars import import_recordings
 
 Short = list[tuple[Demonstration, list[Frame], NDArray]]
 
@@ -41,7 +42,7 @@ def exported(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_store_exported_and_imported_is_the_same_files(store: Store, exported: Path, tmp_path: Path) -> None:
-    assert import_lerobot(exported, tmp_path / "back") == 4
+    assert import_recordings("lerobot", exported, tmp_path / "back") == 4
     assert digests(tmp_path / "back") == digests(store.root)
 
 
@@ -64,7 +65,7 @@ def test_so_is_recorded_data_of_another_shape(short: Short, tmp_path: Path) -> N
     write_json(root / "collection.json", {"layout": 1, "world": "mine", "pairs": 2, "tasks": ["open", "close"]})
     export_lerobot(Store.open(root), tmp_path / "out")
     assert json.loads((tmp_path / "out/meta/info.json").read_text())["fps"] == 30
-    import_lerobot(tmp_path / "out", tmp_path / "back")
+    import_recordings("lerobot", tmp_path / "out", tmp_path / "back")
     assert digests(tmp_path / "back") == digests(root)
 
 
@@ -121,7 +122,7 @@ def test_a_strangers_dataset_is_read_and_nothing_is_wrong_with_it(
     stranger: Callable[..., Path], sidecars: dict[str, dict[str, Any]], short: Short, tmp_path: Path, video: bool
 ) -> None:
     root = with_sidecars(stranger(tmp_path / "theirs", video=video), sidecars, "calibration", "mapping")
-    assert import_lerobot(root, tmp_path / "store", world="My door") == 2
+    assert import_recordings("lerobot", root, tmp_path / "store", world="My door") == 2
     store = Store.open(tmp_path / "store")
     assert store.world == "my-door" and store.tasks == ("open", "close") and len(store) == 1
     for (_, frames, action), d in zip(short, store.demonstrations([0]), strict=True):
@@ -146,19 +147,19 @@ def test_what_is_missing_is_asked_for_and_never_guessed(
     mapping = {k: v for k, v in sidecars["lerobot"].items() if k != "mask"}
     (root / "mapping.json").write_text(json.dumps(mapping))
     with pytest.raises(UserError, match=r"nothing about K and T_world_cam: write .*calibration.json: .*image_size"):
-        import_lerobot(root, tmp_path / "a")
+        import_recordings("lerobot", root, tmp_path / "a")
     with_sidecars(root, sidecars, "calibration")
-    with pytest.raises(UserError, match=r"no feature for mask.*--no-masks"):
-        import_lerobot(root, tmp_path / "a")
-    assert import_lerobot(root, tmp_path / "a", masks=False) == 2
+    with pytest.raises(UserError, match=r"where mask come from.*--no-masks"):
+        import_recordings("lerobot", root, tmp_path / "a")
+    assert import_recordings("lerobot", root, tmp_path / "a", masks=False) == 2
     (found,) = examine(Store.open(tmp_path / "a").demonstration(0, "open"))
     assert (found.field, found.fault) == ("mask", "empty")
     (root / "mapping.json").unlink()
-    with pytest.raises(UserError, match=r"no feature for rgb, depth, gripper.*it has observation.images.front"):
-        import_lerobot(root, tmp_path / "b", masks=False)
+    with pytest.raises(UserError, match=r"where rgb, depth, gripper come from.*dataset has observation.images.front"):
+        import_recordings("lerobot", root, tmp_path / "b", masks=False)
     (root / "mapping.json").write_text(json.dumps({**mapping, "rgb": "observation.images.back"}))
     with pytest.raises(UserError, match=r"observation.images.back.*which the dataset has not"):
-        import_lerobot(root, tmp_path / "b", masks=False)
+        import_recordings("lerobot", root, tmp_path / "b", masks=False)
     (root / "mapping.json").write_text(json.dumps(mapping))
     for wrong, words in (
         ({"image_size": [640, 480]}, "128 x 128, calibration.json is for 640 x 480"),
@@ -166,7 +167,7 @@ def test_what_is_missing_is_asked_for_and_never_guessed(
     ):
         (root / "calibration.json").write_text(json.dumps({**sidecars["calibration"], **wrong}))
         with pytest.raises(UserError, match=words):
-            import_lerobot(root, tmp_path / "b", masks=False)
+            import_recordings("lerobot", root, tmp_path / "b", masks=False)
     assert not (tmp_path / "b").exists()
 
 
@@ -176,7 +177,7 @@ def test_episodes_without_declared_pairs_stand_alone(
     root = with_sidecars(stranger(tmp_path / "theirs"), sidecars, "calibration")
     mapping = {k: v for k, v in sidecars["lerobot"].items() if k not in ("pairs", "tasks")}
     (root / "mapping.json").write_text(json.dumps(mapping))
-    import_lerobot(root, tmp_path / "store")
+    import_recordings("lerobot", root, tmp_path / "store")
     names = [d.name for d in Store.open(tmp_path / "store").present()]
     assert names == ["pair-000-open-the-door", "pair-001-close-the-door"]
 
@@ -185,27 +186,27 @@ def test_other_versions_and_folders_that_are_taken_are_refused(store: Store, exp
     with pytest.raises(UserError, match="choose another --out"):
         export_lerobot(store, exported)
     with pytest.raises(UserError, match="choose another --out"):
-        import_lerobot(exported, store.root)
+        import_recordings("lerobot", exported, store.root)
     with pytest.raises(UserError, match="no LeRobotDataset"):
-        import_lerobot(tmp_path, tmp_path / "out")
+        import_recordings("lerobot", tmp_path, tmp_path / "out")
     (tmp_path / "meta").mkdir()
     write_json(tmp_path / "meta/info.json", {"codebase_version": "v2.1"})
     with pytest.raises(UserError, match=r"v2\.1, v3\.0 is read"):
-        import_lerobot(tmp_path, tmp_path / "out")
+        import_recordings("lerobot", tmp_path, tmp_path / "out")
 
 
 def test_damage_is_one_line_and_another_name_is_taken(exported: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(exported, tmp_path / "copy")
-    import_lerobot(copy, tmp_path / "store", world="Other door")
+    import_recordings("lerobot", copy, tmp_path / "store", world="Other door")
     other = Store.open(tmp_path / "store")
     assert other.world == "other-door" and other.demonstration(1, "close").world == "other-door"
     table = copy / "data/chunk-000/file-000.parquet"
     table.write_bytes(table.read_bytes()[:100_000])
     with pytest.raises(UserError, match=r"file-000\.parquet is not what was exported; copy the dataset again"):
-        import_lerobot(copy, tmp_path / "b")
+        import_recordings("lerobot", copy, tmp_path / "b")
     (copy / OWN).unlink()
     with pytest.raises(UserError, match=r"copy is damaged .*; copy the dataset again"):
-        import_lerobot(copy, tmp_path / "b")
+        import_recordings("lerobot", copy, tmp_path / "b")
 
 
 def test_shapes_that_differ_cannot_share_a_dataset(short: Short, tmp_path: Path) -> None:

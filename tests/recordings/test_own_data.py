@@ -33,12 +33,12 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment())
 
 
-@pytest.mark.parametrize(("package", "verb"), [("pyarrow", "import_lerobot"), ("mcap", "import_mcap")])
-def test_a_missing_extra_is_asked_for(package: str, verb: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("package", "kind"), [("pyarrow", "lerobot"), ("mcap", "mcap")])
+def test_a_missing_extra_is_asked_for(package: str, kind: str, tmp_path: Path) -> None:
     script = (
         f"import sys; sys.modules[{package!r}] = None; from memcorr.errors import UserError\n"
-        "from pathlib import Path; from memcorr.cli import recordings\n"
-        f"try: recordings.{verb}(Path('a'), Path('b'))\n"
+        "from pathlib import Path; from memcorr.recordings.sidecars import import_recordings\n"
+        f"try: import_recordings({kind!r}, Path('a'), Path('b'))\n"
         "except UserError as problem: print(problem)"
     )
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT).stdout

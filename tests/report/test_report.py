@@ -15,10 +15,10 @@ from memcorr.evaluation.episodes import EPISODES, Episode, write_episodes
 from memcorr.files import write_json
 from memcorr.report import paper
 from memcorr.report.lookup import Lookup, door_follows, first_chunk_follows, matching
-from memcorr.report.many import reactions, strangers
 from memcorr.report.matching import Measured
 from memcorr.report.page import complete, missing, write_report
 from memcorr.report.paper import MATCHED, Line, Setting
+from memcorr.report.robustness import exchanges, strangers, worlds
 from memcorr.report.tables import comparison, ours
 from memcorr.spec import TASKS
 from memcorr.worlds.scenes import evaluation_scenes
@@ -144,49 +144,29 @@ def test_unmeasured_cells_say_so_and_no_rollout_is_dropped() -> None:
 
 def test_rollouts_through_another_camera_have_a_table_of_their_own_and_scenes_are_told_apart() -> None:
     plain = rollouts(Setting("memcorr-measured"), 300)
-    assert strangers(plain) is None
+    assert not strangers(plain).rows
     fixed = [dataclasses.replace(e, camera="0a1b2c3d", disturbance="depth-noise=1") for e in plain]
     fresh = [dataclasses.replace(e, scene_seed=7, success=False) for e in fixed]
     table = strangers([*plain, *fixed, *fresh])
-    assert table is not None and [row[3] for row in table.rows] == ["boundary, seed 0", "boundary, seed 7"]
+    assert [row[3] for row in table.rows] == ["boundary, seed 0", "boundary, seed 7"]
     assert [row[-1][:7] for row in table.rows] == ["300/300", "0/300 ("]
 
 
-def test_what_goes_wrong_is_pooled_over_worlds_beside_who_met_the_same_scenes() -> None:
-    """Two worlds and two kinds; replay has also seen scenes and a world that the policy has not: they do not count."""
-    one = rollouts(Setting("memcorr-many"), 300)[0]
-
-    def rows(who: str, scenes: int, worlds: tuple[str, ...], fails: str) -> list[Episode]:
-        shown = dataclasses.replace(one.shown, phase_from="seen" if who == "memcorr-many" else "elapsed")
-        stage, seed = ("final", 42) if who == "memcorr-many" else ("scripted", None)
-        return [
-            dataclasses.replace(
-                one,
-                experiment=who,
-                stage=stage,
-                train_seed=seed,
-                shown=shown,
-                condition="disturbed",
-                world=world,
-                scene=scene,
-                disturbance=kind,
-                success=kind != fails,
-            )
-            for world in worlds
-            for scene, kind in zip((3, 8, 19, 24, 35, 40), ["set-back=0.5", "depth-noise=1"] * scenes, strict=False)
-        ]
-
-    assert reactions(Lookup(rows("replay", 2, ("door",), ""))) is None
-    mine = rows("memcorr-many", 2, ("door", "drawer"), "depth-noise=1")
-    table = reactions(Lookup([*mine, *rows("replay", 3, ("door", "drawer", "window"), "set-back=0.5")]))
-    assert table is not None
-    cells = {row[0]: (row[1].split()[0], row[2].split()[0], row[-1].split()[0]) for row in table.rows}
-    larger = [dataclasses.replace(e, disturbance="set-back=0.9") for e in mine if e.scene == 3]  # not the suite's own
-    again = reactions(Lookup([*mine, *larger]))
-    assert again is not None and again.rows[-1][1].startswith("4/8 ") and "set-back=0.9" in [r[0] for r in again.rows]
-    assert cells["set-back=0.5"] == ("4/4", "0/4", "+100.0") and cells["depth-noise=1"] == ("0/4", "4/4", "-100.0")
-    assert cells["the suite's, what moves the object or the hand after the start"] == ("4/4", "0/4", "+100.0")
-    assert cells["all of the suite's"] == ("4/8", "4/8", "+0.0")
+def test_other_worlds_and_exchanged_references_have_tables() -> None:
+    one = rollouts(Setting(), 300)[0]
+    there = [
+        dataclasses.replace(one, world="window", shown=dataclasses.replace(one.shown, **change), success=not change)
+        for change in ({}, {"reference": "opposite"}, {"swap": 48})
+    ]
+    lookup = Lookup(there)
+    found = worlds(lookup)
+    assert found is not None and [row[:3] for row in found.rows] == [
+        ("window", "Boundary extrapolation", "correct"),
+        ("window", "Boundary extrapolation", "opposite"),
+    ]
+    assert [row[3][:3] for row in found.rows] == ["1/1", "0/1"]
+    assert [row[1:3] for row in exchanges(lookup).rows] == [("window", "48")]
+    assert worlds(Lookup([one])) is None and not exchanges(Lookup([one])).rows
 
 
 def test_one_matcher_fills_the_report() -> None:
@@ -229,8 +209,8 @@ def test_error_tables_are_checked_before_they_are_reported(tmp_path: Path) -> No
     path = tmp_path / "errors.json"
     write_json(path, {**errors, "matcher": "embedded", "lifting": "rigid"})
     assert Measured.find([tmp_path]).cache[0].mean_mm == 2.5
-    path.write_text(path.read_text().replace("2.5", "1.5"))
-    with pytest.raises(UserError, match=r'errors\.json is not an error table \(it does not match its "check"'):
+    path.write_text(path.read_text().replace("2.5", '"small"'))
+    with pytest.raises(UserError, match=r"errors\.json is not an error table \(mean_mm: expected float, got str"):
         Measured.find([tmp_path])
 
 

@@ -219,11 +219,11 @@ def write_dataset(store: Path, path: Path) -> None:
 
 
 def read_dataset(path: Path) -> object:
-    from memcorr.recordings.lerobot import import_lerobot
+    from memcorr.recordings.sidecars import import_recordings
 
     root = above(path, "dataset")
     shutil.rmtree(root.parent / "imported", ignore_errors=True)
-    import_lerobot(root, root.parent / "imported")
+    import_recordings("lerobot", root, root.parent / "imported")
     return imported(root.parent / "imported")
 
 
@@ -242,9 +242,9 @@ def write_bags(path: Path) -> None:
 
 
 def read_bags(path: Path) -> object:
-    from memcorr.recordings.mcap import import_mcap
+    from memcorr.recordings.sidecars import import_recordings
 
     root = above(path, "bags")
     shutil.rmtree(root.parent / "imported", ignore_errors=True)
-    import_mcap(root, root.parent / "imported")
+    import_recordings("mcap", root, root.parent / "imported")
     return imported(root.parent / "imported")

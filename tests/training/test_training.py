@@ -354,7 +354,7 @@ def test_a_damaged_state_is_named_and_kept(store: Store, tmp_path: Path) -> None
         train(ONE_PAIR, store.root, 42, out)
     assert contents(out) == before
     (out / "config.json").write_text("{")
-    with pytest.raises(UserError, match="not valid JSON"):
+    with pytest.raises(UserError, match=r"config\.json is not a configuration"):
         train(ONE_PAIR, store.root, 42, out)
 
 

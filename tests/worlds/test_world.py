@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from memcorr.bench.stock import stock_env
 from memcorr.errors import UserError
 from memcorr.frames import Camera, check_frame, look_at
 from memcorr.spec import SPEC, TASKS, Task
@@ -20,6 +19,7 @@ from memcorr.worlds.gym_env import frame_of, observation_of
 from memcorr.worlds.render import OBJECT_GROUP
 from memcorr.worlds.scenes import Scene, demonstration_scenes
 from memcorr.worlds.world import CAMERA_NAME, GRIPPER_COMMAND, View, World, build_model, shared_world
+from tests.worlds.stock import stock_env, touching
 
 CENTRE = Scene("camera", 0, 0, (0.5, 0.5))
 STATE = mujoco.mjtState.mjSTATE_INTEGRATION
@@ -80,7 +80,7 @@ def test_nothing_touches_at_the_shared_start(world: World) -> None:
     for x in np.linspace(0, 1, 11):
         for y in np.linspace(0, 1, 11):
             world.reset(Scene("extreme", 0, 0, (x, y)))
-            assert not world.touching(), (x, y)
+            assert not touching(world), (x, y)
             for _ in range(3):
                 world.step(np.array([0, 0, 0, GRIPPER_COMMAND]))
             assert world.joint == SPEC.door_start
@@ -91,7 +91,7 @@ def test_touching_can_be_true(world: World) -> None:
     touched = False
     for _ in range(80):  # the door yields, so contact comes and goes while the hand pushes
         world.step(act(world, "close"))
-        touched |= world.touching()
+        touched |= touching(world)
     assert touched
 
 

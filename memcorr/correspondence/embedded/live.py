@@ -278,10 +278,10 @@ class LiveNetwork:
                     found = refine.step(own.here, refine.look(maps, uv, in_b))
         for refine, maps, own in ((self.refine4, maps4, windows[0]), (self.refine2, maps2, windows[1])):
             steps.append(refine.step(maps.sample(uv, in_b), own))
-        told = [x for step in steps for x in (step.evidence, step.move, step.move.abs())]
+        evidence = [x for step in steps for x in (step.evidence, step.move, step.move.abs())]
         probability = logits.softmax(-1)
         peaks = [probability.topk(3).values, probability.square().sum(-1, keepdim=True)]
-        trust = self.trust(torch.cat([*told, *peaks], dim=-1))
+        trust = self.trust(torch.cat([*evidence, *peaks], dim=-1))
         return uv.view(B, N, 2), trust.view(B, N)
 
 

@@ -254,9 +254,9 @@ def _train(config: MatcherConfig, out: Path, workers: int, save_every: int) -> P
         if (step + 1) % save_every == 0:
             save_state(out / "state.safetensors", network, optimizer, step + 1)
     network.calibration.copy_(calibrate(network.eval(), practice))
-    told = {"practised": json.dumps(config.practised), "held_out": json.dumps(config.held_out)}
+    notes = {"practised": json.dumps(config.practised), "held_out": json.dumps(config.held_out)}
     half = {k: v.half() if v.is_floating_point() else v for k, v in network.state_dict().items()}
-    write_arrays(weights, {k: v.numpy() for k, v in half.items()}, told)
+    write_arrays(weights, {k: v.numpy() for k, v in half.items()}, notes)
     log.info(f"wrote {weights} ({weights.stat().st_size / 1e6:.1f} MB)")
     return weights
 
@@ -283,10 +283,10 @@ def look_at_held_out(network: MatchNetwork, practice: Practice) -> dict[str, flo
             error.append(1e3 * np.linalg.norm(p - pair.p_b, axis=-1)[asked & valid])
     network.train()
     px, mm = np.concatenate(miss), np.concatenate(error)
-    told = {"held_out_median_px": float(np.median(px)), "held_out_within_2px": float((px < 2).mean())}
+    errors = {"held_out_median_px": float(np.median(px)), "held_out_within_2px": float((px < 2).mean())}
     if len(mm):
-        told |= {"held_out_median_mm": float(np.median(mm)), "held_out_p95_mm": float(np.percentile(mm, 95))}
-    return told
+        errors |= {"held_out_median_mm": float(np.median(mm)), "held_out_p95_mm": float(np.percentile(mm, 95))}
+    return errors
 
 
 @dataclass(frozen=True)

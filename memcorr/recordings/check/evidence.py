@@ -37,7 +37,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Some frames of one demonstration, as far as they are trusted."""
+    """Some frames of one demonstration, with the mistakes found so far undone."""
 
     demonstration: Demonstration
     rows: NDArray[np.int64]

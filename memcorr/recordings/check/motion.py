@@ -79,7 +79,7 @@ def proportional(cause: Array, motion: Array) -> tuple[float, float]:
 
 
 def check_actions(demonstration: Demonstration, gripper_trusted: bool = True) -> list[Finding]:
-    """Does the hand move as it was told: by a displacement or velocity (linear in the action), or to a position?"""
+    """Does the hand move as the action says: by a displacement or velocity (linear in the action), or to a position?"""
     d = demonstration
     motion, action = np.diff(d.gripper, axis=0), d.action[:-1]
     if np.linalg.norm(np.ptp(d.gripper, axis=0)) < STILL:

@@ -6,21 +6,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import cv2
 import numpy as np
 from tqdm import tqdm
 
+from ...demos.contact_sheet import Row, Tile, masked, shaded, write_sheet
 from ...demos.store import ALWAYS, JOINT, Demonstration, Store, opened
 from ...errors import UserError
+from ...frames import Frame
 from ...runs import claimed
 from ...spec import SPEC
 from .evidence import Evidence, Finding
 from .mask import check_mask
 from .motion import check_actions, check_time
-from .pictures import write_pictures
 from .space import check_depth, check_hand, check_intrinsics, check_rotation
 
 SHORTEST = SPEC.chunk + 1  # rows: one chunk of actions, and what came after it
 SMALLEST = 64  # pixels
+SHOWN = 8  # demonstrations on the page of pictures, those with findings first
+COLUMNS = ("colour: first", "halfway", "last", "depth: first", "last", "mask: first", "last")
+HAND = (255, 40, 160)
 TOGETHER = 0.01  # metres between the starts of two tasks that count as one start
 
 
@@ -89,6 +94,37 @@ def check(store: Store, picture: Path) -> Report:
             findings += examine(demonstration)
         write_pictures(present, findings, picture)
     return Report(describe(store, present), tuple(findings), tuple(notes(store, present)), picture)
+
+
+def write_pictures(present: Sequence[Demonstration], findings: Sequence[Finding], path: Path) -> Path:
+    """Colour with the projected gripper, depth and mask, at several moments of each demonstration."""
+    wrong = {d.name: [f"{f.field}: {f.wrong}" for f in findings if f.demonstration == d.name] for d in present}
+    shown = sorted(present, key=lambda d: (not wrong[d.name], present.index(d)))[:SHOWN]
+    rows = [Row(d.name.replace(f"-{d.task}", f"\n{d.task}"), tiles(d), wrong[d.name]) for d in shown]
+    return write_sheet(path, COLUMNS, rows, "cross: the gripper, projected; green: mask; blue in depth: no return")
+
+
+def tiles(demonstration: Demonstration) -> list[Tile]:
+    try:
+        frames = demonstration.frames((0, len(demonstration) // 2, len(demonstration) - 1))
+        ends = frames[0], frames[-1]
+        return [*map(with_gripper, frames), *map(shaded, ends), *map(masked, ends)]
+    except (ValueError, TypeError, IndexError, KeyError):  # a field of the wrong shape: the findings say which
+        return [Tile(np.full((64, 64, 3), 230, np.uint8), "cannot be shown")]
+
+
+def with_gripper(frame: Frame) -> Tile:
+    """A cross where the gripper projects to, or a word on where it is instead."""
+    height, width = frame.rgb.shape[:2]
+    with np.errstate(all="ignore"):
+        uv, z = frame.camera.project(frame.gripper)
+    if not (z > 0 and 0 <= uv[0] <= width - 1 and 0 <= uv[1] <= height - 1):
+        return Tile(frame.rgb, "gripper outside" if z > 0 else "gripper behind the camera")
+    at, size = np.round(uv).astype(int).tolist(), max(height, width)
+    image = frame.rgb.copy()
+    for thickness, colour in ((size // 40 + 2, (255, 255, 255)), (size // 100 + 1, HAND)):
+        cv2.drawMarker(image, at, colour, cv2.MARKER_CROSS, size // 10, thickness)
+    return Tile(image)
 
 
 def describe(store: Store, present: Sequence[Demonstration]) -> str:

@@ -123,21 +123,19 @@ def fit_of(evidence: Evidence) -> Fit:
     return Fit(agreeing, outside, float(np.median(misses)) if misses else float("nan"))
 
 
-def poses(evidence: Evidence, change: Callable[[Array], Array]) -> Evidence:
-    return evidence.with_poses([change(f.camera.T_world_cam) for f in evidence.frames])
-
-
-def turned(T: Array) -> Array:
-    """The rotation transposed, the position kept."""
-    return np.vstack([np.column_stack([T[:3, :3].T, T[:3, 3]]), T[3]])
+def poses(change: Callable[[Array], Array]) -> Callable[[Evidence], Evidence]:
+    """Undoes a mistake of the camera's poses."""
+    return lambda evidence: evidence.with_poses([change(f.camera.T_world_cam) for f in evidence.frames])
 
 
 def inverted(T: Array) -> Array:
     return np.asarray(np.linalg.inv(T), np.float64)
 
 
-def scaled(T: Array) -> Array:
-    return np.vstack([np.column_stack([T[:3, :3], T[:3, 3] / 1000]), T[3]])
+def composed(R: Array, position: Array) -> Array:
+    T = np.eye(4)
+    T[:3, :3], T[:3, 3] = R, position
+    return T
 
 
 def in_world(evidence: Evidence, axes: Array) -> Evidence:
@@ -164,85 +162,46 @@ class Mistake:
     undo: Callable[[Evidence], Evidence]
 
 
+CAMERA, PICTURES = "T_world_cam", "rgb, depth, mask"
+OPENCV = "OpenCV's axes are expected (x right, y down, z forward)"
+# fmt: off
 MISTAKES = (
-    Mistake(
-        "T_world_cam",
-        "inverted",
-        "it maps world to camera, as T_cam_world does",
-        "invert it: T_world_cam maps camera to world, its last column is the camera's position",
-        lambda e: poses(e, inverted),
-    ),
-    Mistake(
-        "T_world_cam",
-        "opengl",
-        "its camera axes are OpenGL's (y up, z backwards)",
-        "negate its second and third column: OpenCV's axes are expected (x right, y down, z forward)",
-        lambda e: poses(e, lambda T: T @ OPENGL),
-    ),
-    Mistake(
-        "T_world_cam",
-        "inverted-opengl",
-        "it maps world to camera, and its camera axes are OpenGL's",
-        "invert it, then negate the second and third column",
-        lambda e: poses(e, lambda T: inverted(T) @ OPENGL),
-    ),
-    Mistake(
-        "T_world_cam",
-        "rotation-transposed",
-        "its rotation is transposed (world to camera), its position is not",
-        "transpose the 3 x 3 rotation",
-        lambda e: poses(e, turned),
-    ),
-    Mistake(
-        "T_world_cam",
-        "millimetres",
-        "its position is in millimetres",
-        "metres are expected: divide the position by 1000",
-        lambda e: poses(e, scaled),
-    ),
-    Mistake(
-        "rgb, depth, mask",
-        "upside-down",
-        "the images are upside down",
-        "reverse their rows: row 0 is the top (OpenGL renderers begin at the bottom)",
-        lambda e: e.with_images(slice(None, None, -1), slice(None)),
-    ),
-    Mistake(
-        "rgb, depth, mask",
-        "mirrored",
-        "the images are mirrored, left to right",
-        "reverse their columns",
-        lambda e: e.with_images(slice(None), slice(None, None, -1)),
-    ),
-    Mistake(
-        "gripper",
-        "millimetres",
-        "it is in millimetres",
-        "metres are expected: divide by 1000",
-        lambda e: e.with_gripper(e.gripper / 1000),
-    ),
-    Mistake(
-        "gripper",
-        "camera-frame",
-        "it is in the camera's frame",
-        "the world's frame is expected: apply T_world_cam",
-        lambda e: in_world(e, np.eye(4)),
-    ),
-    Mistake(
-        "gripper",
-        "camera-frame",
-        "it is in the camera's frame, with OpenGL's axes",
-        "the world's frame is expected",
-        lambda e: in_world(e, OPENGL),
-    ),
-    Mistake(
-        "gripper",
-        "not-the-fingertips",
-        "it is not the midpoint of the fingertips in robot_state, which are where the camera sees the hand",
-        "give the midpoint of the fingertips; metres, world",
-        fingertips,
-    ),
+    Mistake(CAMERA, "inverted", "it maps world to camera, as T_cam_world does",
+            "invert it: T_world_cam maps camera to world, its last column is the camera's position",
+            poses(inverted)),
+    Mistake(CAMERA, "opengl", "its camera axes are OpenGL's (y up, z backwards)",
+            f"negate its second and third column: {OPENCV}",
+            poses(lambda T: T @ OPENGL)),
+    Mistake(CAMERA, "inverted-opengl", "it maps world to camera, and its camera axes are OpenGL's",
+            "invert it, then negate the second and third column",
+            poses(lambda T: inverted(T) @ OPENGL)),
+    Mistake(CAMERA, "rotation-transposed", "its rotation is transposed (world to camera), its position is not",
+            "transpose the 3 x 3 rotation",
+            poses(lambda T: composed(T[:3, :3].T, T[:3, 3]))),
+    Mistake(CAMERA, "millimetres", "its position is in millimetres",
+            "metres are expected: divide the position by 1000",
+            poses(lambda T: composed(T[:3, :3], T[:3, 3] / 1000))),
+    Mistake(PICTURES, "upside-down", "the images are upside down",
+            "reverse their rows: row 0 is the top (OpenGL renderers begin at the bottom)",
+            lambda e: e.with_images(slice(None, None, -1), slice(None))),
+    Mistake(PICTURES, "mirrored", "the images are mirrored, left to right",
+            "reverse their columns",
+            lambda e: e.with_images(slice(None), slice(None, None, -1))),
+    Mistake("gripper", "millimetres", "it is in millimetres",
+            "metres are expected: divide by 1000",
+            lambda e: e.with_gripper(e.gripper / 1000)),
+    Mistake("gripper", "camera-frame", "it is in the camera's frame",
+            "the world's frame is expected: apply T_world_cam",
+            lambda e: in_world(e, np.eye(4))),
+    Mistake("gripper", "camera-frame", "it is in the camera's frame, with OpenGL's axes",
+            "the world's frame is expected",
+            lambda e: in_world(e, OPENGL)),
+    Mistake("gripper", "not-the-fingertips",
+            "it is not the midpoint of the fingertips in robot_state, which are where the camera sees the hand",
+            "give the midpoint of the fingertips; metres, world",
+            fingertips),
 )
+# fmt: on
 
 
 def check_hand(evidence: Evidence) -> tuple[Evidence, list[Finding]]:

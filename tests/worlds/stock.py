@@ -1,4 +1,4 @@
-"""Meta-World's own environments in one of our scenes: what flags and speed are compared with."""
+"""Meta-World's own environments in one of our scenes, what flags are compared with; and how ours are looked at."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from ..spec import Array, Task
-from ..worlds.gl import mujoco
-from ..worlds.scenes import Scene
-from ..worlds.world import MOCAP_QUAT, World
+from memcorr.spec import SPEC, Array, Task
+from memcorr.worlds.expert import act
+from memcorr.worlds.gl import mujoco
+from memcorr.worlds.scenes import Scene
+from memcorr.worlds.world import MOCAP_QUAT, World
 
 # The classes by world and task: module sawyer_NAME_v3, class Sawyer...EnvV3.
 NAMES: dict[str, dict[Task, str]] = {
@@ -80,3 +81,26 @@ def stock_success(env: Any) -> bool:
     """The official flag in the current state."""
     _, info = env.evaluate_state(env._get_obs(), np.zeros(4, np.float32))
     return bool(info["success"])
+
+
+# What our worlds are looked at with, beside the stock ones.
+
+
+def run_expert(world: World, scene: Scene, task: Task) -> list[bool]:
+    """The flag after every step of the expert."""
+    world.reset(scene)
+    flags = []
+    for _ in range(SPEC.episode_steps):
+        world.step(act(world, task))
+        flags.append(world.success(task))
+    return flags
+
+
+def touching(world: World) -> bool:
+    """Whether the robot touches the object or its base in the current state."""
+    model, data = world.model, world.data
+    mujoco.mj_forward(model, data)
+    touched = model.body_rootid[model.geom_bodyid[data.contact.geom]].reshape(-1, 2)
+    objects = [model.body_rootid[world._body], *(body for body, _ in world._placed)]
+    robot = model.body("base").id
+    return bool((np.isin(touched, objects).any(axis=1) & (touched == robot).any(axis=1)).any())
