@@ -28,7 +28,6 @@ from memcorr.policy.condition import Normalisation
 from memcorr.policy.networks.diffusion import q_sample, velocity
 from memcorr.policy.plan import Planner, Request, initial_noise
 from memcorr.policy.policy import Policy, load_trained
-from memcorr.policy.servo import displacements
 from memcorr.spec import SPEC
 
 from .configuration_memcorr import RGB, MemCorrConfig
@@ -197,8 +196,6 @@ class MemCorrPolicy(PreTrainedPolicy):
         dropped = torch.rand(len(found)) < self.config.condition_dropout
         requests = [Request(r, noise, empty=bool(drop)) for r, drop in zip(relations, dropped, strict=True)]
         action = batch[ACTION].double().cpu().numpy()
-        if self.design.actions == "relative":
-            action[..., :3] -= np.stack([displacements(r, self.design.action_cm) for r in relations])
         x_0 = torch.from_numpy(policy.normalisation.action(action))
         t, eps = torch.randint(0, SPEC.diffusion_steps, (len(found),)), torch.randn_like(x_0)
         z_t = q_sample(x_0, eps, t, self.design.schedule)

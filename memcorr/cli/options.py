@@ -52,6 +52,7 @@ Seed = Annotated[int, number(int, 0, 2**63 - 1, "a whole number from 0 up, such 
 Count = Annotated[int, number(int, 1, 10**9, "a whole number from 1 up")]
 Processes = Annotated[int, number(int, 1, 4096, "a whole number from 1 up")]
 Port = Annotated[int, number(int, 0, 65535, "a port from 0 to 65535")]
+ActionLimit = Annotated[float, number(float, 1e-9, 1e9, "a number above 0, such as 1")]
 Whole = Annotated[int, number(int, -(10**9), 10**9, "a whole number")]
 Cluster = Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT|slurm|local-jobs")]
 MatcherName = Annotated[

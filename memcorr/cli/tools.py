@@ -11,6 +11,7 @@ from ..errors import UserError, needs
 from ..runs import CORES
 from ..spec import DOOR, PUBLISHED_ONLINE_MM, SPEC
 from .options import (
+    ActionLimit,
     Count,
     Device,
     LiftingName,
@@ -74,6 +75,7 @@ def serve(
     threads: Processes = 1,
     clients: Count = 32,
     megabytes: Count = 32,
+    action_limit: ActionLimit = 1.0,
     device: Device = "auto",
 ) -> None:
     """Serve a policy to robots over websockets, in openpi's protocol, until Ctrl-C or SIGTERM.
@@ -87,6 +89,7 @@ def serve(
             where company costs nearly as much as it saves; 8 on CUDA.
         threads: Torch's.
         clients: Connections at a time.
+        action_limit: Largest component of an action that a policy's file may ask for; others are refused.
         megabytes: Longest message. A reference of 200 frames of 128 x 128 pixels has 26.
     """
     with needs("serve"):
@@ -94,7 +97,7 @@ def serve(
 
     key = None if key_file is None else read_key(key_file)
     settings = Settings(host, port, key, megabytes * 2**20, clients=clients)
-    serve_policy(policy, references, matcher, settings, lanes, threads, device)
+    serve_policy(policy, references, matcher, settings, lanes, threads, device, action_limit)
 
 
 @verb(app)

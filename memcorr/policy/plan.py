@@ -24,6 +24,9 @@ from ..frames import Frame, check_frame
 from ..spec import SPEC, Array
 from .checkpoint import Design
 
+ACTION_LIMIT = 1.0  # of what a robot is asked for, whatever a policy's file says; only the caller raises it
+LARGEST_CHANGE = 0.75  # between an action and the one before it in another plan, of the largest action
+
 
 def initial_noise(*key: int, width: int = SPEC.action_dim) -> NDArray[np.float32]:
     """The Gaussian chunk (16, 4) that a sample starts from: a pure function of non-negative integers."""
@@ -83,20 +86,34 @@ class Follows(ABC):
     def plan(self, requests: Sequence[Request], lanes: int = 1) -> list[Plan]:
         """One plan per request, computed in batches of `lanes`: the same bits whoever else is in the batch."""
 
-    def follow(self, reference: Demonstration, matcher: str | Matcher = "embedded", lanes: int = 1) -> Follower:
+    def follow(
+        self,
+        reference: Demonstration,
+        matcher: str | Matcher = "embedded",
+        lanes: int = 1,
+        action_limit: float = ACTION_LIMIT,
+    ) -> Follower:
         """This policy bound to a reference; `Follower.swap` exchanges it at run time.
 
         `matcher` is a name, a file of the embedded one's weights, or any object that is a `Matcher`.
         `lanes` is the batch that a plan is computed in: evaluation uses 8, whose bits differ in the last place.
+        A policy whose file allows larger actions than `action_limit` is refused.
         """
-        return Follower(self, reference, matcher, lanes)
+        return Follower(self, reference, matcher, lanes, action_limit)
 
 
 class Planner:
     """A policy with its way of following: looks in, plans out, for any number at once."""
 
-    def __init__(self, policy: Follows, matcher: Matcher | None, lanes: int = 1) -> None:
+    def __init__(
+        self, policy: Follows, matcher: Matcher | None, lanes: int = 1, action_limit: float = ACTION_LIMIT
+    ) -> None:
         d = policy.design
+        if d.action_limit > action_limit:
+            raise UserError(
+                f"{d.name} plans actions of up to {d.action_limit:g}, beyond {action_limit:g}: if the robot may be "
+                f"asked for that, say so (action_limit={d.action_limit:g}, or serve --action-limit {d.action_limit:g})"
+            )
         source = MatcherSource(matcher, d.lifting, lanes) if matcher is not None and d.needs_matches else None
         self.policy, self.lanes = policy, lanes
         self.following = Following(source, d.phase, costs=d.phase_costs)
@@ -117,28 +134,57 @@ def _doubt(look: Look, relation: Relation) -> str:
     return doubt(relation.frame, look.reference.witnesses[relation.looked_at], relation)
 
 
-def confirmed(plan: Plan, doubts_before: int, first: bool) -> tuple[Plan, int]:
-    """The plan with its `reason`, and how many frames in a row have looked wrong by now."""
-    doubts = doubts_before + 1 if plan.doubt else 0
-    now = first or doubts >= PATIENCE or plan.unmatched
-    return replace(plan, reason=plan.doubt if now else ""), doubts
+@dataclass(frozen=True)
+class Guard:
+    """What is remembered from one plan to the next so that a robot is not asked for nonsense."""
+
+    doubts: int = 0  # frames in a row that looked wrong
+    actions: Array | None = None  # (16, A) of the last plan
+    elapsed: int = 0  # control steps when it was made
+
+    def passed(self, plan: Plan, elapsed: int, design: Design) -> tuple[Plan, Guard]:
+        """The plan with its `reason`, and without a jump from the action that was executed last."""
+        doubts = self.doubts + 1 if plan.doubt else 0
+        now = not elapsed or doubts >= PATIENCE or plan.unmatched
+        actions = plan.actions
+        if self.actions is not None and elapsed > self.elapsed and design.action_cm:
+            last = self.actions[min(elapsed - self.elapsed, SPEC.chunk) - 1]
+            actions = without_jump(actions, last, LARGEST_CHANGE * design.action_limit)
+        plan = replace(plan, actions=actions, reason=plan.doubt if now else "")
+        return plan, Guard(doubts, actions, elapsed)
+
+
+def without_jump(actions: Array, last: Array, change: float) -> Array:
+    """`actions` (16, A) whose displacements approach their plan by at most `change` per step from `last` (A) on."""
+    if np.abs(actions[0, :3] - last[:3]).max() <= change:
+        return actions
+    limited = actions.copy()
+    for k in range(len(limited)):
+        limited[k, :3] = last[:3] + np.clip(actions[k, :3] - last[:3], -change, change)
+        last = limited[k]
+    return limited
 
 
 class Follower:
     """A policy that follows one reference; images are matched at every plan."""
 
     def __init__(
-        self, policy: Follows, reference: Demonstration, matcher: str | Matcher = "embedded", lanes: int = 1
+        self,
+        policy: Follows,
+        reference: Demonstration,
+        matcher: str | Matcher = "embedded",
+        lanes: int = 1,
+        action_limit: float = ACTION_LIMIT,
     ) -> None:
         if policy.design.visual:
             raise UserError(f"{policy.design.name} follows no reference: it is given the task")
         loaded = load_matcher(matcher) if isinstance(matcher, str) else matcher
         used = loaded if policy.design.needs_matches else None
-        self.reference, self.planner = Reference(reference, used), Planner(policy, used, lanes)
+        self.reference, self.planner = Reference(reference, used), Planner(policy, used, lanes, action_limit)
         self.progress: Progress | None = None  # of the episode under way
         self.began: Observation | None = None  # its first frame
         self.swapped = False  # since the last plan
-        self.doubts = 0  # frames in a row that look wrong
+        self.guard = Guard()
 
     def swap(self, reference: Demonstration) -> None:
         """Follows another reference from the next plan on, in the middle of the episode; its steps may be counted
@@ -161,7 +207,7 @@ class Follower:
             noise = initial_noise(seed, elapsed, width=design.action_dim)
         look = Look(Observation(frame), self.reference, elapsed, self.progress, self.began)
         (plan,) = self.planner.plan([look], [noise])
-        plan, self.doubts = confirmed(plan, self.doubts, first=not elapsed)
+        plan, self.guard = (self.guard if elapsed else Guard()).passed(plan, elapsed, design)
         if not np.isfinite(plan.actions).all():  # the last gate before a robot
             raise ValueError("the plan holds NaN or infinity: the frame, robot_state or gripper cannot be right")
         self.progress, self.began, self.swapped = plan.progress, self.began or look.observation, False

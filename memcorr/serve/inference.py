@@ -24,7 +24,7 @@ from ..errors import UserError
 from ..following.reference import Reference
 from ..following.step import Look, Relation
 from ..frames import Camera, Frame
-from ..policy.plan import Follows, Plan, Planner, Request, initial_noise
+from ..policy.plan import ACTION_LIMIT, Follows, Plan, Planner, Request, initial_noise
 from ..runs import threads
 from ..spec import SPEC
 from .protocol import Refused
@@ -84,13 +84,20 @@ class _Waiting:
 class Inference:
     """The thread, and the queue in front of it."""
 
-    def __init__(self, policy: Follows, matcher: Matcher | None, lanes: int = 1, thread_count: int = 1) -> None:
+    def __init__(
+        self,
+        policy: Follows,
+        matcher: Matcher | None,
+        lanes: int = 1,
+        thread_count: int = 1,
+        action_limit: float = ACTION_LIMIT,
+    ) -> None:
         if policy.design.visual:
             raise UserError(f"{policy.design.name} follows no reference: only relation policies are served")
         if (policy.design.state_dim, policy.design.action_dim) != (SPEC.state_dim, SPEC.action_dim):
             raise UserError(f"{policy.design.name} has another robot's state or action: the protocol's have 9 and 4")
         self.matcher = matcher if policy.design.needs_matches else None
-        self.planner = Planner(policy, self.matcher, lanes)
+        self.planner = Planner(policy, self.matcher, lanes, action_limit)
         self.lanes, self.thread_count = lanes, thread_count
         self._recent: WeakKeyDictionary[Reference, None] = WeakKeyDictionary()  # the last used at the end
         self._waiting: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()

@@ -25,6 +25,7 @@ from websockets.http11 import Request, Response
 from ..correspondence.matcher import load_matcher
 from ..demos.store import Store
 from ..errors import UserError
+from ..policy.plan import ACTION_LIMIT
 from ..policy.policy import load_policy
 from ..runs import provenance
 from ..spec import SPEC
@@ -86,6 +87,7 @@ class PolicyServer:
                 "observation": list(FRAME),
                 "options": list(OPTIONS),
                 "action_horizon": SPEC.chunk,
+                "action_limit": policy.design.action_limit,
                 "executed": SPEC.executed,
                 "lanes": inference.lanes,
                 "message_bytes": settings.message_bytes,
@@ -145,7 +147,8 @@ class PolicyServer:
         content: dict[str, Any] = {"reference": session.name, "elapsed": session.elapsed}
         if (look := session.look(message)) is not None:
             planned = await asyncio.wrap_future(self.inference.submit(look, message.seed))
-            plan, session = planned.plan, session.executed(planned.plan, look.observation)
+            design = self.inference.planner.policy.design
+            plan, session = session.executed(planned.plan, look.observation, design)
             timing = {"infer_ms": planned.infer_ms, "wait_ms": planned.wait_ms, "company": planned.company}
             content |= {
                 "actions": plan.actions,
@@ -153,6 +156,7 @@ class PolicyServer:
                 "confidence": plan.confidence,
                 "valid_points": plan.valid_points,
                 "fallback": plan.fallback,
+                "reason": plan.reason,
                 "server_timing": timing | ({} if total_ms is None else {"prev_total_ms": total_ms}),
             }
         self.sessions[connection] = session
@@ -218,11 +222,12 @@ def serve_policy(
     lanes: int | None = None,
     thread_count: int = 1,
     device: str = "auto",
+    action_limit: float = ACTION_LIMIT,
 ) -> None:
     """What the command line runs; returns when the server was stopped."""
     store = None if references is None else Store.open(references)
     loaded = load_policy(policy, device)
     if lanes is None:
         lanes = 8 if loaded.device == "cuda" else 1
-    inference = Inference(loaded, load_matcher(matcher), lanes, thread_count)
+    inference = Inference(loaded, load_matcher(matcher), lanes, thread_count, action_limit)
     asyncio.run(PolicyServer(settings, inference, Library(store, inference.matcher)).run())

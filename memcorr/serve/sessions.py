@@ -12,12 +12,14 @@ from ..demos.store import Store, demonstration_path, read_demonstration
 from ..errors import UserError
 from ..following.course import Progress
 from ..following.step import Look, Observation
-from ..policy.plan import Plan
+from ..policy.checkpoint import Design
+from ..policy.plan import Guard, Plan
 from ..spec import SPEC
 from .inference import ServedReference
 from .protocol import Message, Refused, Upload
 
 log = logging.getLogger(__name__)
+NOTHING_YET = Guard()
 UPLOADS = 4  # that a client may bring; the oldest is forgotten
 LOADED = 16  # references of the store in memory that nobody may be following
 
@@ -67,6 +69,7 @@ class Session:
     uploads: tuple[tuple[str, ServedReference, int], ...] = ()  # name, reference, bytes
     progress: Progress | None = None  # of the last plan, where the phase is by what is seen
     began: Observation | None = None  # the first of the episode
+    guard: Guard = NOTHING_YET  # of the last plan
 
     @property
     def held(self) -> int:
@@ -91,7 +94,8 @@ class Session:
         elapsed, progress = (0, None) if begun else (self.elapsed, self.progress)
         began = None if message.reset else self.began
         now = elapsed if message.elapsed is None else message.elapsed
-        return Session(name, reference, now, uploads, progress, began)
+        guard = NOTHING_YET if message.reset else self.guard
+        return Session(name, reference, now, uploads, progress, began, guard)
 
     def look(self, message: Message) -> Look | None:
         """The decision that the message asks for, if it does."""
@@ -101,7 +105,9 @@ class Session:
             raise Refused("no reference chosen: name one of the metadata's references, or upload one")
         return Look(Observation(message.frame), self.reference, self.elapsed, self.progress, self.began)
 
-    def executed(self, plan: Plan, seen: Observation) -> Session:
-        """Unless it says otherwise, a client executes half of a chunk before it looks again."""
-        began = self.began or seen
-        return replace(self, elapsed=self.elapsed + SPEC.executed, progress=plan.progress, began=began)
+    def executed(self, plan: Plan, seen: Observation, design: Design) -> tuple[Plan, Session]:
+        """What the client is told, and the session after it: unless it says otherwise, a client executes half of a
+        chunk before it looks again."""
+        began, elapsed = self.began or seen, self.elapsed + SPEC.executed
+        plan, guard = self.guard.passed(plan, self.elapsed, design)
+        return plan, replace(self, elapsed=elapsed, progress=plan.progress, began=began, guard=guard)

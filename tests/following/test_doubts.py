@@ -11,9 +11,13 @@ import pytest
 import memcorr
 from memcorr.correspondence.matches import Matches
 from memcorr.demos.store import Store
+from memcorr.errors import UserError
 from memcorr.following.doubts import Witness, doubt, hand_surface
 from memcorr.following.step import Relation
 from memcorr.frames import Camera, Frame
+from memcorr.policy.checkpoint import Design
+from memcorr.policy.plan import LARGEST_CHANGE, Guard, Plan
+from memcorr.policy.servo import Servo
 from memcorr.worlds.scenes import evaluation_scenes
 from memcorr.worlds.world import World
 
@@ -110,3 +114,29 @@ def test_the_front_of_the_hand_is_found_where_the_gripper_is(store: Store) -> No
     assert all(s is not None and -0.12 < s < 0.02 for s in surfaces)
     frame = demonstration.frame(0)
     assert hand_surface(replace(frame, gripper=frame.gripper + np.array([0, 0, 1.0]))) is None
+
+
+def test_a_file_cannot_raise_what_a_robot_is_asked_for(store: Store) -> None:
+    class Strong(Servo):
+        def __init__(self) -> None:
+            super().__init__()
+            self.design = replace(self.design, action_limit=50.0)
+
+    reference = store.demonstration(0, "open")
+    with pytest.raises(UserError, match="action_limit=50"):
+        Strong().follow(reference)
+    assert Strong().follow(reference, action_limit=50.0)
+
+
+def test_no_plan_jumps_away_from_what_was_executed_last() -> None:
+    design, rng = Design(), np.random.default_rng(0)
+    calm = Plan(np.zeros((16, 4)))
+    wild = Plan(np.tile([1.0, -1.0, 0.3, 1.0], (16, 1)))
+    first, guard = Guard().passed(calm, 0, design)
+    assert np.array_equal(first.actions, calm.actions)
+    jumped, guard = guard.passed(wild, 8, design)
+    assert np.abs(np.diff(jumped.actions[:, :3], axis=0, prepend=np.zeros((1, 3)))).max() <= LARGEST_CHANGE + 1e-12
+    assert np.array_equal(jumped.actions[2:], wild.actions[2:]) and (jumped.actions[:, 3] == 1).all()
+    near = Plan(wild.actions + rng.uniform(-0.1, 0.1, (16, 4)))
+    assert np.array_equal(guard.passed(near, 16, design)[0].actions, near.actions), "what does not jump is left alone"
+    assert np.array_equal(Guard().passed(wild, 0, design)[0].actions, wild.actions), "an episode begins as planned"

@@ -155,9 +155,10 @@ def test_a_follower_plans_what_the_rollout_plans(
 
 @pytest.mark.long
 def test_an_exchanged_reference_is_taken_up_as_in_a_rollout(
-    folders: dict[str, Path], store: Store, world: World
+    folders: dict[str, Path], store: Store, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`Follower.swap` and `evaluate --swap` hold the new reference against the first frame of the episode, alike."""
+    monkeypatch.setattr("memcorr.policy.plan.LARGEST_CHANGE", 2.0)  # what is not trained jumps
     folder, scene = folders["memcorr-many"], evaluation_scenes("combined")[0]
     controller = make_controller(folder, store.root, usual(folder, Intervention(swap=8)))
     follower = memcorr.load_policy(folder).follow(store.demonstration(0, "close"), lanes=LANES)
