@@ -121,6 +121,7 @@ CASES: dict[str, Callable[..., Case]] = {
     **{f"observe-{name}": partial(observe, name) for name in WORLD_TASKS if name != DOOR},
     **{f"step-{name}": partial(step, name) for name in WORLD_TASKS if name != DOOR},
     "match": match,
+    "match:xfeat": in_module("networks", "match:xfeat"),
     "train-step": in_module("networks", "train-step"),
     "sample-1": in_module("networks", "sample-1"),
     "sample-32": in_module("networks", "sample-32"),
@@ -151,7 +152,7 @@ def measure(name: str, case: Case) -> Result:
 def run(names: Sequence[str], say: Callable[[str], None] | None = None) -> list[Result]:
     """Measures the named cases, or all; `say` hears about each as it is done."""
     chosen = list(names) or list(CASES)
-    asked = [(name, name.partition(":")[0], name.partition(":")[2]) for name in chosen]
+    asked = [(name, name, "") if name in CASES else (name, *name.partition(":")[::2]) for name in chosen]
     for name, what, policy in asked:
         if what not in CASES or (policy and what not in OF_A_POLICY):
             raise UserError(f"unknown benchmark {name!r}: choose from {', '.join(CASES)}, or replan:POLICY")

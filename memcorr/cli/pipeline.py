@@ -76,7 +76,7 @@ def match(
     Args:
         data: Demonstrations to match.
         out: Folder of the cache. The same command continues an interrupted run.
-        matcher: embedded, romav2, flow, or a file of weights for the embedded one.
+        matcher: embedded, xfeat, romav2, flow, or a file of weights for the embedded one.
         pairs: Training pairs of the store; the paper's are 0-79. Of recordings without truth, all if not given.
         rows: Rows of the cache, every frame 0 among them.
         lifting: "paper" is to the letter (bilinear depth, no abstaining, confidence as it comes), "object" takes depth
@@ -210,7 +210,7 @@ def evaluate(
         condition: validation, boundary, extreme, camera, combined, disturbed; one or several.
         reference: What the policy is shown: the same task, nothing, or the opposite task (for a visual
             policy: the task code, no condition, or the opposite code). Success is judged by the original task.
-        matcher: embedded, romav2, flow, ground-truth, or a file of weights for the embedded one.
+        matcher: embedded, xfeat, romav2, flow, ground-truth, or a file of weights for the embedded one.
         phase_offset: Frames by which the reference leads (negative: lags).
         phase_speed: Speed of the reference against elapsed steps.
         phase: Which frame of the reference is now: by the steps made ("elapsed", as published), or by what the live
@@ -307,7 +307,7 @@ def sweep(
         disturbed: Recordings that recover, for experiments that learn from them.
         condition: As for `memcorr evaluate`, as are the next five.
         reference: One or several.
-        matcher: embedded, romav2, flow, ground-truth, or a file of weights for the embedded one.
+        matcher: embedded, xfeat, romav2, flow, ground-truth, or a file of weights for the embedded one.
         world: One or several worlds to roll out in.
         scene_seed: Draws fresh scenes; the fixed sets are seed 0.
         scenes: Numbers of single scenes; all if none is given.
@@ -359,7 +359,7 @@ def report(
     Args:
         places: Files or folders; every episodes.jsonl below them is read.
         out: Folder for REPORT.md, report.html and the figures.
-        matcher: Which matcher stands in for the paper's RoMa v2; the first measured of embedded, romav2, flow.
+        matcher: Which matcher stands in for the paper's RoMa v2; the first measured of embedded, xfeat, romav2, flow.
         scene_seed: Which scenes fill the tables; 0, the fixed ones, if measured.
     """
     from ..report.page import write_report
@@ -384,7 +384,7 @@ def reproduce(
         tier: smoke runs every verb in minutes; cpu trains one seed of five policies (about 18 core-hours); full is the
             whole paper (about 110 core-hours of a machine without a GPU).
         out: Folder for everything that is made.
-        matcher: embedded, romav2 or flow.
+        matcher: embedded, xfeat, romav2 or flow.
         workers: Processes of collection, matching and evaluation, and policies trained side by side.
         threads: Of training; 2 takes 60 % of the time where nothing else runs, and rounds differently.
         cluster: As for `memcorr collect`.

@@ -69,7 +69,7 @@ def serve(
     Args:
         policy: shipped, or the folder of a run.
         references: Store whose demonstrations clients may choose by name; without one they upload theirs.
-        matcher: embedded, romav2, flow, or a file of weights for the embedded one.
+        matcher: embedded, xfeat, romav2, flow, or a file of weights for the embedded one.
         host: Address to listen on. Any but this machine's own needs a key.
         port: 0 takes any that is free; the first line printed says which.
         key_file: File with the key that clients must send (openpi's api_key).
@@ -107,7 +107,7 @@ def lab(
         world: One of the ten worlds; the one that DATA is of, or door. The page can change it.
         data: Demonstrations to choose references from. If not given: those that `memcorr collect` made, or, where
             there are none, one pair that is recorded into OUT first.
-        matcher: embedded, romav2, flow, or a file of weights for the embedded one.
+        matcher: embedded, xfeat, romav2, flow, or a file of weights for the embedded one.
         out: Folder for videos and .rrd files.
         host: Address to listen on. There is no key: whoever reaches it can steer.
         port: 0 takes any that is free; the first line printed says which.
@@ -184,21 +184,33 @@ def matcher_evaluate(
     lifting: Lifting = "rigid",
     scene_seed: Seed = 0,
     out: Path = Path("data/matching"),
+    photographs: bool = False,
     workers: Processes = CORES,
     cluster: Cluster = None,
 ) -> None:
-    """Measure a matcher's 3D error on live scenes, the paper's conditions and harder ones.
+    """Measure a matcher's 3D error on live scenes, the paper's conditions and harder ones; or on real photographs.
 
     Args:
         settings: validation, boundary, extreme, camera, combined, camera-25, recoloured, relit; all if none given.
-        matcher: embedded, romav2, flow, or a file of weights for the embedded one.
+            Of photographs: mild, strong (homographies, light, noise), stereo (two eyes, with true depth).
+        matcher: embedded, xfeat, romav2, flow, or a file of weights for the embedded one.
         world: One of the ten worlds, or all of them.
         lifting: As in `memcorr match`.
         scene_seed: Draws the scenes; the fixed sets are seed 0.
         out: Folder of matching.json, a list of error tables; those that are there are kept, and made anew if asked for.
+            Of photographs: photographs.json.
+        photographs: Measure on the pictures inside scikit-image (`pip install 'memcorr[photographs]'`), in one process;
+            world and lifting mean nothing then, and the seed draws the crops.
         workers: Processes. The tables are the same for any number.
         cluster: As for `memcorr collect`.
     """
+    if photographs:
+        from ..correspondence.photographs.evaluate import measure_photographs, told
+
+        for table in measure_photographs(settings, matcher, scene_seed, out):
+            print(f"{table['matcher']:10} {told(table)}")
+        return
+
     from ..cluster.pool import find_workers
     from ..correspondence.evaluate import measure_all
 
@@ -214,4 +226,6 @@ def matcher_evaluate(
         )
 
 
-app.command(matcher_app, name="matcher", help="Train the embedded matcher, or measure a matcher on live scenes.")
+app.command(
+    matcher_app, name="matcher", help="Train the embedded matcher, or measure a matcher on live scenes or photographs."
+)
