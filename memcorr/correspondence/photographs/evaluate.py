@@ -23,7 +23,7 @@ from ..matcher import Matcher, load_matcher, matcher_label, weights_digest
 from .views import SETTINGS, STEREO, PhotoPair, pairs, pictures_digest
 
 WITHIN = (1, 2, 4)  # pixels
-COUNT = 4  # pairs of each photograph and setting
+COUNT = 2  # pairs of each photograph and setting
 TABLES = "photographs.json"
 
 
@@ -39,7 +39,7 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True):
     within_2px: float
     within_4px: float
     median_px: float
-    auc_2px: float  # of the matcher's confidence, for being within 2 pixels
+    auc_2px: float | None = None  # of the matcher's confidence, for being within 2 pixels
     median_mm: float | None = None  # where depth is true
     p95_mm: float | None = None
 
@@ -69,7 +69,8 @@ def present(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     read = read_json(path, dict[str, list[Table]], "a list of error tables", "delete it").get("tables", [])
-    return [{name: getattr(table, name) for name in Table.__struct_fields__} for table in read]
+    tables = [{name: getattr(table, name) for name in Table.__struct_fields__} for table in read]
+    return [{name: value for name, value in table.items() if value is not None} for table in tables]
 
 
 def evaluate(matcher: Matcher, some: Sequence[PhotoPair]) -> dict[str, Any]:
@@ -89,8 +90,9 @@ def evaluate(matcher: Matcher, some: Sequence[PhotoPair]) -> dict[str, Any]:
         "points": len(px),
         **{f"within_{limit}px": rounded((px < limit).mean()) for limit in WITHIN},
         "median_px": rounded(np.median(px)),
-        "auc_2px": rounded(auc(np.concatenate(confidences), px < 2)),
     }
+    if 0 < (px < 2).sum() < len(px):
+        table["auc_2px"] = rounded(auc(np.concatenate(confidences), px < 2))
     if metres:
         mm = 1e3 * np.concatenate(metres)
         mm = mm[np.isfinite(mm)]
@@ -106,6 +108,5 @@ def told(table: dict[str, Any]) -> str:
     """One line for people."""
     shares = ", ".join(f"{limit} px {100 * table[f'within_{limit}px']:5.1f} %" for limit in WITHIN)
     depth = f"  median {table['median_mm']:.1f} mm, p95 {table['p95_mm']:.1f}" if table["setting"] == STEREO else ""
-    return (
-        f"{table['setting']:7} within {shares}  median {table['median_px']:5.2f} px  AUC {table['auc_2px']:.3f}{depth}"
-    )
+    area = f"  AUC {table['auc_2px']:.3f}" if "auc_2px" in table else ""
+    return f"{table['setting']:7} within {shares}  median {table['median_px']:5.2f} px{area}{depth}"

@@ -100,7 +100,9 @@ def pairs(setting: str, seed: int, count: int) -> Iterator[PhotoPair]:
 
 def drawn(make: Callable[[], PhotoPair | None]) -> PhotoPair:
     """The first that shows enough of what is asked for."""
-    return next(pair for pair in iter(make, 0) if pair is not None)
+    while (pair := make()) is None:
+        pass
+    return pair
 
 
 def warped_pair(name: str, warping: Warping, rng: np.random.Generator) -> PhotoPair:

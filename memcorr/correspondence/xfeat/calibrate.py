@@ -3,8 +3,8 @@
     python -m memcorr.correspondence.xfeat.calibrate --practice runs/matcher/practice
 
 The objects are those held out of the embedded matcher's practice (`MatcherConfig.held_out`): three scenes and three
-sets of made-up objects, none of which is in any of the ten evaluated worlds. They are rendered if the folder lacks them.
-XFeat itself has seen none of them: nothing of it is trained here.
+sets of made-up objects, none of which is in any of the ten evaluated worlds. They are rendered if the folder lacks
+them. XFeat itself has seen none of them: nothing of it is trained here.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def printed(name: str, weights: torch.Tensor) -> tuple[float, ...]:
     return rounded
 
 
-def main(practice: Path = Path("runs/matcher/practice"), batches: int = 12, check: int = 6) -> None:
+def main(practice: Path = Path("runs/matcher/practice"), batches: int = 4, check: int = 3) -> None:
     """Constants from some pairs of views; how good they are, from others.
 
     Args:
@@ -71,7 +71,8 @@ def main(practice: Path = Path("runs/matcher/practice"), batches: int = 12, chec
     print(
         f"{valid.sum()} points of other pairs: median {np.median(exam.error_mm[valid]):.2f} mm, "
         f"p95 {np.percentile(exam.error_mm[valid], 95):.1f}, "
-        f"within {config.right_mm:.0f} mm {right[valid].mean():.3f}, mean confidence {confidence.mean():.3f}, AUC {auc(confidence, right[valid]):.3f}"
+        f"within {config.right_mm:.0f} mm {right[valid].mean():.3f}, "
+        f"mean confidence {confidence.mean():.3f}, AUC {auc(confidence, right[valid]):.3f}"
     )
 
 

@@ -41,8 +41,8 @@ DRAWS = 200  # pairs of points, each of which proposes a motion
 AGREES = 4.0  # crop pixels: a point this far from the affine map counts a quarter
 
 # By `python -m memcorr.correspondence.xfeat.calibrate`, on the objects held out for the embedded matcher.
-LOCATED = (0.0, 0.0, 0.0, 0.0, 0.0)
-LIFTED = (0.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0)
+LOCATED = (-9.95, 12.498, 0.821, -0.272, -0.655)
+LIFTED = (0.81, 0.437, -4.078, 0.558, -0.439, -0.147, -2.657, 0.729)
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ def _two_of(n: int) -> NDArray[np.int64]:
 
 def agreed_affine(uv: Array, to: Array, weight: Array) -> Array:
     """The affine map (2, 3) that explains most of uv (N, 2) -> to (N, 2): a shift, a turn of up to 45 degrees and a
-    zoom through two of the points first, then reweighted least squares, held near a shift where the points say little."""
+    zoom through two of the points first, then reweighted least squares, held near a shift where points say little."""
     used = np.flatnonzero(weight > 0)
     if len(used) < SPEC.min_valid:
         return np.eye(2, 3)
