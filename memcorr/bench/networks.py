@@ -144,7 +144,7 @@ def match_xfeat() -> Case:
     def theirs() -> object:
         return package.match_xfeat(large[:1], large[1:])
 
-    return Case(ours, theirs, "XFeat's own detectAndCompute on both crops, and its matching", rounds=15)
+    return Case(ours, theirs, "XFeat's own detectAndCompute on both crops, and its matching", rounds=5)
 
 
 CASES: dict[str, Callable[[], Case]] = {
