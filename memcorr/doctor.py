@@ -49,6 +49,12 @@ def _romav2() -> str:
     return status()
 
 
+def _xfeat() -> str:
+    from .correspondence.xfeat.package import status
+
+    return status()
+
+
 def _policy() -> str:
     from .evaluation.evaluate import find_subject
 
@@ -64,6 +70,7 @@ CHECKS: dict[str, tuple[bool, Callable[[], str]]] = {  # needed, finding
     "torch": (True, _torch),
     "embedded": (True, _embedded),
     "policy": (False, _policy),
+    "xfeat": (False, _xfeat),
     "romav2": (False, _romav2),
     "serve": (False, lambda: _versions("websockets", "msgpack")),
     "hub": (False, lambda: _versions("huggingface_hub")),

@@ -1,4 +1,4 @@
-"""Cases of `memcorr bench` for training and sampling: ours and the straightforward implementation.
+"""Cases of `memcorr bench` for training, sampling and XFeat: ours and the straightforward implementation.
 
 Each case returns two callables that do the same work on the same inputs, for one thread.
 """
@@ -9,8 +9,12 @@ import contextlib
 import multiprocessing
 from multiprocessing.connection import Connection
 
+import cv2
+import numpy as np
 import torch
 
+from ..correspondence.xfeat.matcher import ENLARGED, XFeatMatcher
+from ..correspondence.xfeat.package import published_way
 from ..policy.condition import Condition
 from ..policy.networks.sampler import make_sampler
 from ..policy.networks.transformer import IMAGE_CHANNELS, ActionTransformer
@@ -116,3 +120,27 @@ def sample(size: int) -> Case:
 
     assert (ours() - baseline()).abs().max() < TOLERANCE
     return Case(ours, baseline, "nn.MultiheadAttention, 40 full evaluations", rounds=40 if size == 1 else 7)
+
+
+def match_xfeat() -> Case:
+    """48 points looked for with an encoded reference, against the package's own way of matching the same two crops.
+
+    Its own way finds keypoints in both crops, here enlarged as ours are, and pairs those that are each other's nearest.
+    """
+    torch.set_num_threads(1)
+    matcher, package = XFeatMatcher(), published_way()
+    rng = np.random.default_rng(0)
+    grain = cv2.resize(rng.integers(0, 256, (32, 32, 3), np.uint8), (160, 160), interpolation=cv2.INTER_CUBIC)
+    crops = np.stack([grain[10:138, 12:140], grain[14:142, 9:137]])
+    pixels = rng.uniform(24, 103, (1, 48, 2))
+    encoded = matcher.encode(crops[:1])
+    large = torch.from_numpy(np.stack([cv2.resize(c, None, fx=ENLARGED, fy=ENLARGED) for c in crops]))
+    large = large.permute(0, 3, 1, 2).float() / 255
+
+    def ours() -> object:
+        return matcher.match(encoded, pixels, crops[1:])
+
+    def theirs() -> object:
+        return package.match_xfeat(large[:1], large[1:])
+
+    return Case(ours, theirs, "XFeat's own detectAndCompute on both crops, and its matching", rounds=5)

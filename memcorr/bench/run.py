@@ -115,6 +115,7 @@ CASES: dict[str, tuple[str, str, tuple[int, ...]]] = {  # by name: module beside
     "observe": ("run", "observe", ()),
     "step": ("run", "step", ()),
     "match": ("run", "match", ()),
+    "match:xfeat": ("networks", "match_xfeat", ()),
     "train-step": ("networks", "train_step", ()),
     "sample-1": ("networks", "sample", (1,)),
     "sample-32": ("networks", "sample", (32,)),

@@ -323,7 +323,7 @@ def report(
     Args:
         places: Files or folders; every episodes.jsonl below them is read.
         out: Folder for REPORT.md, report.html and the figures.
-        matcher: Which matcher stands in for the paper's RoMa v2; the first measured of embedded, romav2, flow.
+        matcher: Which matcher stands in for the paper's RoMa v2; the first measured of embedded, xfeat, romav2, flow.
         scene_seed: Which scenes fill the tables; 0, the fixed ones, if measured.
     """
     from ..report.page import write_report

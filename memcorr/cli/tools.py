@@ -189,17 +189,29 @@ def matcher_evaluate(
     lifting: LiftingName = "rigid",
     scene_seed: Seed = 0,
     out: Path = Path("data/matching"),
+    photographs: bool = False,
     *,
     work: Work,
 ) -> None:
-    """Measure a matcher's 3D error on live scenes, the paper's conditions and harder ones.
+    """Measure a matcher's 3D error on live scenes, the paper's conditions and harder ones; or on real photographs.
 
     Args:
         settings: validation, boundary, extreme, camera, combined, camera-25, recoloured, relit; all if none given.
+            Of photographs: mild, strong (homographies, light, noise), stereo (two eyes, with true depth).
         world: One of the ten worlds, or all of them.
         scene_seed: Draws the scenes; the fixed sets are seed 0.
         out: Folder of matching.json, a list of error tables; those that are there are kept, and made anew if asked for.
+            Of photographs: photographs.json.
+        photographs: Measure on the pictures inside scikit-image (`pip install 'memcorr[photographs]'`), in one process;
+            world and lifting mean nothing then, and the seed draws the crops.
     """
+    if photographs:
+        from ..correspondence.photographs.evaluate import measure_photographs, told
+
+        for table in measure_photographs(settings, matcher, scene_seed, out):
+            print(f"{table['matcher']:10} {told(table)}")
+        return
+
     from ..correspondence.evaluate import measure_all
 
     for table in measure_all(settings, world, matcher, lifting, scene_seed, out, work.find()):
@@ -213,4 +225,6 @@ def matcher_evaluate(
         )
 
 
-app.command(matcher_app, name="matcher", help="Train the embedded matcher, or measure a matcher on live scenes.")
+app.command(
+    matcher_app, name="matcher", help="Train the embedded matcher, or measure a matcher on live scenes or photographs."
+)

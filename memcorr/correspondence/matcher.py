@@ -61,6 +61,7 @@ class Matcher(Protocol):
 # Imported when asked for: no matcher costs anything until it is used.
 MATCHERS: dict[str, str] = {
     "embedded": "memcorr.correspondence.embedded.matcher:EmbeddedMatcher",
+    "xfeat": "memcorr.correspondence.xfeat.matcher:XFeatMatcher",
     "romav2": "memcorr.correspondence.romav2:RomaV2Matcher",
     "flow": "memcorr.correspondence.flow:FlowMatcher",
 }

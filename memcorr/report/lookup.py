@@ -13,7 +13,7 @@ from ..evaluation.episodes import Episode
 from ..spec import DOOR, SPEC
 from .paper import MAIN, MATCHED, OURS, Setting, settings
 
-STAND_INS = ("embedded", "romav2", "flow")  # who stands in for the paper's matcher, in order of preference
+STAND_INS = ("embedded", "xfeat", "romav2", "flow")  # who stands in for the paper's matcher, in order of preference
 PHASES = ("phase_offset", "phase_speed")
 MOVED = 0.01  # rad by which a door must have moved to have gone anywhere
 

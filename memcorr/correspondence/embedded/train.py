@@ -23,7 +23,7 @@ from ...frames import Frame
 from ...runs import CORES, claimed
 from ...spec import SPEC, Lifting
 from ..lift import BATCH, Crop, crop_object, lift_query, measure, prepare_references
-from ..matcher import Doubt
+from ..matcher import Doubt, Matcher
 from ..matches import Matches, carried, join_matches, residuals
 from .matcher import EmbeddedMatcher, images, trust_evidence
 from .network import RADIUS, SIZE, Located, MatchNetwork, Pyramid
@@ -253,7 +253,8 @@ def _train(config: MatcherConfig, out: Path, workers: int, save_every: int) -> P
                 write(json.dumps({"step": step + 1, **look_at_held_out(network, practice)}) + "\n")
         if (step + 1) % save_every == 0:
             save_state(out / "state.safetensors", network, optimizer, step + 1)
-    network.calibration.copy_(calibrate(network.eval(), practice))
+    matcher = EmbeddedMatcher(network=network.eval())
+    network.calibration.copy_(calibrate(matcher, practice.held_out, config))
     notes = {"practised": json.dumps(config.practised), "held_out": json.dumps(config.held_out)}
     half = {k: v.half() if v.is_floating_point() else v for k, v in network.state_dict().items()}
     write_arrays(weights, {k: v.numpy() for k, v in half.items()}, notes)
@@ -298,9 +299,9 @@ class Exam:
     error_mm: NDArray[np.float64]  # (B, 16)
 
 
-def examine(network: MatchNetwork, groups: list[Group], lifting: Lifting, batches: int, seed: int) -> Exam:
+def examine(matcher: Matcher, groups: list[Group], lifting: Lifting, batches: int, seed: int) -> Exam:
     """The whole path from frames to lifted points; each view meets another of its group."""
-    matcher, rng = EmbeddedMatcher(network=network), np.random.default_rng([seed, 3])
+    rng = np.random.default_rng([seed, 3])
     parts, doubts, errors = [], [], []
     for _ in range(batches):
         chosen = [(groups[rng.integers(len(groups))], *rng.choice(VIEWS, 2, replace=False)) for _ in range(BATCH)]
@@ -314,17 +315,17 @@ def examine(network: MatchNetwork, groups: list[Group], lifting: Lifting, batche
     return Exam(join_matches(*parts), joined, np.concatenate(errors))
 
 
-def calibrate(network: MatchNetwork, practice: Practice) -> Tensor:
-    """The numbers that turn `trust_evidence` into the odds of being right, from objects held out."""
-    config, evidence, right = practice.config, [], []
+def calibrate(matcher: Matcher, held_out: list[Group], config: MatcherConfig) -> Tensor:
+    """The numbers (8,) that turn `trust_evidence` into the odds of being right, from objects held out."""
+    evidence, right = [], []
     liftings: tuple[Lifting, ...] = ("object", "rigid")
     for lifting in liftings:
-        exam = examine(network, practice.held_out, lifting, config.calibration, config.seed)
+        exam = examine(matcher, held_out, lifting, config.calibration, config.seed)
         valid = exam.matches.valid
         evidence.append(trust_evidence(exam.matches.confidence, exam.doubt)[valid])
         right.append(exam.error_mm[valid] < config.right_mm)
     x, y = torch.from_numpy(np.concatenate(evidence)), torch.from_numpy(np.concatenate(right)).double()
-    return logistic_regression(x, y).to(network.calibration)
+    return logistic_regression(x, y)
 
 
 def logistic_regression(x: Tensor, y: Tensor) -> Tensor:

@@ -1,0 +1,1 @@
+"""XFeat, pretrained on photographs, behind our `Matcher` protocol."""
