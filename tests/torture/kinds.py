@@ -93,16 +93,18 @@ def real_kinds(here: Path) -> tuple[Kind, ...]:
     config = dataclasses.asdict(train.MatcherConfig())
     return (
         Kind("model.safetensors", rewrite, policy),
-        Kind("config.json", rewrite, policy),
+        Kind.of_text("config.json", rewrite, policy),
         Kind("state.safetensors", lambda path: write_tensors(path, small, {"update": 3}), state),
-        Kind("cache.json", write_cache, cached),
+        Kind.of_text("cache.json", write_cache, cached),
         Kind("embedded.safetensors", weights, matcher),
         Kind("practice.safetensors", write_practice, groups),
-        Kind(
+        Kind.of_text(
             "matcher.json", lambda p: write_json(p, config), lambda p: read_json(p, train.MatcherConfig, "a matcher's")
         ),
-        Kind("errors.json", lambda p: write_json(p, errors), lambda p: read_json(p, CacheErrors, "a table", "drop it")),
-        Kind("matching.json", lambda p: write_json(p, {"tables": [live]}), evaluate._present),
+        Kind.of_text(
+            "errors.json", lambda p: write_json(p, errors), lambda p: read_json(p, CacheErrors, "a table", "drop it")
+        ),
+        Kind.of_text("matching.json", lambda p: write_json(p, {"tables": [live]}), evaluate._present),
         *measured_kinds(here),
         *exported_kinds(here),
     )
@@ -158,7 +160,7 @@ def measured_kinds(here: Path) -> tuple[Kind, ...]:
         return step, moments, [p.detach().numpy().tobytes() for p in network.parameters()]
 
     return (
-        Kind(rows.MEASURED, write, read),
+        Kind.of_text(rows.MEASURED, write, read),
         Kind(rows.ROWS, write, read),
         Kind("matcher-state.safetensors", save, resume),
     )
@@ -171,7 +173,10 @@ def exported_kinds(here: Path) -> tuple[Kind, ...]:
     table = "chunk-000/file-000.parquet"
     names = (OWN, "meta/info.json", "meta/tasks.parquet", f"meta/episodes/{table}", f"data/{table}")
     store = source_of_exports(here)
-    datasets = [Kind(f"dataset/{name}", lambda path: write_dataset(store, path), read_dataset) for name in names]
+    datasets = [
+        Kind(f"dataset/{name}", lambda path: write_dataset(store, path), read_dataset, sealed=name != OWN)
+        for name in names
+    ]
     return (*datasets, Kind("bags/pair-000-open.mcap", write_bags, read_bags))
 
 
