@@ -90,7 +90,7 @@ def match(
         pairs: Training pairs of the store; the paper's are 0-79. Of recordings without truth, all if not given.
         rows: Rows of the cache, every frame 0 among them.
         tie_break: Among reference frames with the same joint, the nearest in "elapsed" time or the "first"; the recipe
-            that the cache is for says which (memcorr-literal: first).
+            that the cache is for says which (all of them: elapsed).
         measured: Whether to do without simulator truth; if not given, where the store holds none.
         phase: Without truth: which frame of the reference is now, by what is "seen" or by the steps "elapsed".
     """
