@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -52,3 +53,27 @@ def test_the_public_names_are_there_and_light() -> None:
     assert set(memcorr.__all__) == set(dir(memcorr))
     run("-c", "import sys, memcorr; assert not {'torch', 'mujoco', 'numpy'} & set(sys.modules)")
     run("-m", "memcorr", "--version")
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split()
+    broken = []
+    for page in (ROOT / name for name in tracked if name.endswith(".md")):
+        text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+        for link in re.findall(r"\]\(([^)\s]+)\)", text):
+            target, _, part = link.partition("#")
+            if link.startswith(("http://", "https://", "mailto:")):
+                continue
+            there = page if not target else page.parent / target
+            if not there.exists():
+                broken.append(f"{page.relative_to(ROOT)}: {link}")
+            elif part and there.suffix == ".md" and part not in anchors(there.read_text()):
+                broken.append(f"{page.relative_to(ROOT)}: {link} (no such heading)")
+    assert not broken, "\n".join(broken)
+
+
+def anchors(page: str) -> set[str]:
+    """As GitHub names the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", page, flags=re.M)
+    plain = [re.sub(r"[`*_]|\[|\]\([^)]*\)", "", heading) for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in plain}
