@@ -32,7 +32,7 @@ def test_ours_and_the_baseline_take_turns_and_times_are_per_item() -> None:
 
 @pytest.mark.long
 def test_a_decision_is_the_plain_ways_for_any_policy_that_is_named() -> None:
-    case = replan(str(Path(__file__).parents[1] / "results" / "standard-42"))  # compares the plans itself
+    case = replan(str(Path(__file__).parents[1] / "results/memcorr-literal-42/stage-one"))  # compares the plans itself
     result = measure("replan", Case(case.ours, case.baseline, case.baseline_name, rounds=1))
     assert "40 evaluations of the policy's" in result.baseline and result.ours_ms > 0
     assert case.note is not None and "matching and lifting" in case.note(result)

@@ -88,9 +88,9 @@ def wrong_pose(live: Witness, recorded: Witness, signs: Signs = SIGNS) -> str:
     angle = float(np.degrees(Rotation.from_matrix(live.rotation.T @ recorded.rotation).magnitude()))
     if angle > signs.camera_deg:
         return f"the camera is turned by {angle:.0f} degrees against the recording's: inverted, or another camera's?"
-    if recorded.hand is None:
+    if recorded.hand is None or live.hand is None or np.isinf(recorded.hand):
         return ""
-    if live.hand is None:
+    if np.isinf(live.hand):
         return "camera and gripper do not fit: the gripper would be outside of the image; check the extrinsics"
     if abs(gap := live.hand - recorded.hand) > signs.hand_m:
         return f"camera and gripper do not fit: {100 * gap:+.0f} cm; check extrinsics, depth and gripper"
@@ -98,16 +98,18 @@ def wrong_pose(live: Witness, recorded: Witness, signs: Signs = SIGNS) -> str:
 
 
 def hand_surface(frame: Frame, signs: Signs = SIGNS) -> float | None:
-    """From the gripper to the front of what is seen around its pixel, metres along the optical axis; None outside of
-    the image, or where nothing returned. The front is the hand, wherever it is in the image."""
+    """From the gripper to the front of what is seen around its pixel, metres along the optical axis. The front is the
+    hand, wherever it is in the image. Infinite outside of the image; None where the object hides it, or nothing
+    returned."""
     (uv, z), (height, width) = frame.camera.project(frame.gripper), frame.depth.shape
     reach = max(2, round(signs.hand_window * max(height, width)))
     if z <= 0 or not (0 <= uv[0] < width and 0 <= uv[1] < height):
-        return None
+        return np.inf
     u, v = (int(x) for x in np.round(uv))
-    seen = frame.depth[max(v - reach, 0) : v + reach + 1, max(u - reach, 0) : u + reach + 1]
-    seen = seen[np.isfinite(seen) & (seen > 0)]
-    return float(np.quantile(seen, 0.1) - z) if seen.size else None
+    window = slice(max(v - reach, 0), v + reach + 1), slice(max(u - reach, 0), u + reach + 1)
+    depth, mask = frame.depth[window], frame.mask[window]
+    seen = depth[np.isfinite(depth) & (depth > 0) & ~mask]
+    return float(np.quantile(seen, 0.1) - z) if seen.size > depth.size / 2 else None
 
 
 def wrong_images(frame: Frame, live: Witness, recorded: Witness, signs: Signs = SIGNS) -> str:

@@ -55,7 +55,7 @@ def test_every_door_leads_through_the_same_room(store: Store, world: World) -> N
         look = session.look(Message(frame))
         assert look is not None
         (from_server,) = served.plan([look], [0])
-        session = session.executed(from_server, look.observation)
+        from_server, session = session.executed(from_server, look.observation, policy.design)
         from_library = follower.plan(frame, elapsed)
         assert answer.plan is not None and answer_of_lab is not None and answer_of_lab.plan is not None
         for plan in (from_library, from_server, answer_of_lab.plan):

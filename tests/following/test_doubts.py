@@ -113,7 +113,8 @@ def test_the_front_of_the_hand_is_found_where_the_gripper_is(store: Store) -> No
     surfaces = [hand_surface(frame) for frame in demonstration.frames(range(0, 60, 12))]
     assert all(s is not None and -0.12 < s < 0.02 for s in surfaces)
     frame = demonstration.frame(0)
-    assert hand_surface(replace(frame, gripper=frame.gripper + np.array([0, 0, 1.0]))) is None
+    assert hand_surface(replace(frame, gripper=frame.gripper + np.array([0, 0, 1.0]))) == np.inf
+    assert hand_surface(replace(frame, mask=np.ones_like(frame.mask))) is None, "the object hides it"
 
 
 def test_a_file_cannot_raise_what_a_robot_is_asked_for(store: Store) -> None:

@@ -241,12 +241,12 @@ def test_other_widths_more_tasks_and_no_pairs_train_too(
     assert (made.state, made.turned, made.action_cm) == ("absolute", False, 0.0)
     plan = (
         load_policy(tmp_path / "run")
-        .follow(odd.demonstration(2, "nudge"))
+        .follow(odd.demonstration(2, "nudge"), action_limit=made.action_limit)
         .plan(odd.demonstration(0, "open").frame(3), 0)
     )
     assert plan.actions.shape == (16, 7) and np.abs(plan.actions).max() <= made.action_limit
     with pytest.raises(ValueError, match="robot_state must have shape"):
-        load_policy(tmp_path / "run").follow(odd.demonstration(2, "nudge")).plan(
+        load_policy(tmp_path / "run").follow(odd.demonstration(2, "nudge"), action_limit=99.0).plan(
             store.demonstration(0, "open").frame(3), 0
         )
 
