@@ -190,6 +190,7 @@ class Follower:
         """Follows another reference from the next plan on, in the middle of the episode; its steps may be counted
         from here on or from the start of the episode."""
         self.reference, self.progress, self.swapped = Reference(reference, self.reference.matcher), None, True
+        self.guard = Guard()
 
     def plan(self, frame: Frame, elapsed: int, seed: int = 0, noise: NDArray[np.float32] | None = None) -> Plan:
         """What continues the reference from `frame`, `elapsed` control steps after the start.
