@@ -131,7 +131,7 @@ def match_xfeat() -> Case:
     matcher, package = XFeatMatcher(), published_way()
     rng = np.random.default_rng(0)
     grain = cv2.resize(rng.integers(0, 256, (32, 32, 3), np.uint8), (160, 160), interpolation=cv2.INTER_CUBIC)
-    crops = np.stack([grain[10:138, 12:140], grain[14:142, 9:137]])
+    crops = np.stack([grain[10:138, 12:140], grain[14:142, 9:137]]).astype(np.uint8)
     pixels = rng.uniform(24, 103, (1, 48, 2))
     encoded = matcher.encode(crops[:1])
     large = torch.from_numpy(np.stack([cv2.resize(c, None, fx=ENLARGED, fy=ENLARGED) for c in crops]))

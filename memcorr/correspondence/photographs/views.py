@@ -215,7 +215,7 @@ def scaling(scale: float, centre: Array) -> Array:
     return np.array([[scale, 0, centre[0] - scale * middle], [0, scale, centre[1] - scale * middle], [0, 0, 1]])
 
 
-def mapped(homography: Array, uv: Array) -> Array:
+def mapped(homography: NDArray[np.floating], uv: NDArray) -> Array:
     p = np.concatenate([uv, np.ones((*uv.shape[:-1], 1))], axis=-1) @ homography.T
     return np.asarray(p[..., :2] / p[..., 2:])
 
