@@ -64,7 +64,7 @@ def test_usual_faults_are_named_at_the_first_frame(fault: str, store: Store, wor
     world.reset(evaluation_scenes("combined", seed=7)[0])
     good = world.observe()
     for task in ("open", "close"):
-        follower = memcorr.load_policy("servo").follow(store.demonstration(0, task))
+        follower = memcorr.load_policy().follow(store.demonstration(0, task))
         plan = follower.plan(change(good), 0)
         assert plan.fallback and word in plan.reason, plan.reason
         plan = follower.plan(good, 0)
@@ -75,7 +75,7 @@ def test_one_odd_frame_on_the_way_stops_nothing_two_do(store: Store, world: Worl
     world.reset(evaluation_scenes("combined", seed=7)[0])
     good = world.observe()
     odd = FAULTS["extrinsics 10 cm off in x"][0](good)
-    follower = memcorr.load_policy("servo").follow(store.demonstration(0, "open"))
+    follower = memcorr.load_policy().follow(store.demonstration(0, "open"))
     assert not follower.plan(good, 0).fallback
     plan = follower.plan(odd, 8)
     assert plan.doubt and not plan.fallback
