@@ -6,12 +6,13 @@ import dataclasses
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memcorr.bench.networks import random_condition
 from memcorr.bench.straightforward import from_ours
 from memcorr.policy.condition import Condition
-from memcorr.policy.networks.transformer import ActionTransformer, VisualTransformer, parameter_total
+from memcorr.policy.networks.transformer import ActionTransformer, VisualTransformer, linear, parameter_total
 from memcorr.policy.networks.unet import VisualUNet
 
 
@@ -140,3 +141,31 @@ def test_conditions_slice() -> None:
     condition = random_condition(3)
     for f in dataclasses.fields(Condition):
         assert torch.equal(getattr(condition, f.name)[1:], getattr(condition[1:], f.name))
+
+
+@pytest.mark.parametrize(("d_in", "d_out"), [(128, 512), (512, 128)])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_products_of_training_and_their_gradients_are_pytorchs(d_in: int, d_out: int, with_bias: bool) -> None:
+    g = torch.Generator().manual_seed(3)
+    h, weight, bias = (torch.randn(shape, generator=g) for shape in ((7, 5, d_in), (d_out, d_in), (d_out,)))
+    plus, back = torch.randn(7, 5, d_out, generator=g), torch.randn(7, 5, d_out, generator=g)
+
+    def outcome(dtype: torch.dtype, ours: bool) -> list[Tensor]:
+        leaves = [x.to(dtype).requires_grad_() for x in (h, weight, plus, *([bias] if with_bias else []))]
+        b = leaves[3] if with_bias else None
+        x, w, added = leaves[:3]
+        y = linear(x, w, b, added) if ours else F.linear(x, w, b) + added
+        y.backward(back.to(dtype))
+        return [y.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
+
+    exact = outcome(torch.float64, ours=False)
+    assert len(exact) == 5 if with_bias else 4
+    for ours, theirs, true in zip(outcome(torch.float32, True), outcome(torch.float32, False), exact, strict=True):
+        assert (ours - true).abs().max() <= 2 * (theirs - true).abs().max()
+
+
+def test_products_leave_frozen_weights_without_a_gradient() -> None:
+    h, weight = torch.randn(3, 8, requires_grad=True), torch.randn(4, 8)
+    linear(h, weight).sum().backward()
+    assert weight.grad is None
+    assert torch.allclose(h.grad, weight.sum(0).expand(3, 8), atol=1e-6)  # type: ignore[arg-type]
