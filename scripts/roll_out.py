@@ -1,0 +1,39 @@
+"""Rolls a kept policy out in every cell that `memcorr reproduce --tier full` has for it.
+
+    python scripts/roll_out.py results/memcorr-literal-42 --data DEMOS      # rows are added to its episodes.jsonl
+
+Rows that are there already are kept. Stage one is rolled out from the folder `stage-one` beside the final weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from pathlib import Path
+
+from memcorr.evaluation.sweep import evaluate_once
+from memcorr.policy.checkpoint import CONFIG, MODEL
+from memcorr.reproduce import TIERS, settled
+from memcorr.training.experiments import Config
+from memcorr.training.loop import STAGE_ONE
+
+
+def roll_out(folder: Path, data: Path, matcher: str, workers: int) -> None:
+    there = [f for f in (folder, folder / STAGE_ONE) if (f / MODEL).exists() and (f / CONFIG).exists()]
+    if not there:
+        raise SystemExit(f"{folder} holds no {MODEL} with its {CONFIG}")
+    name = Config.read(there[0]).experiment.name
+    for evaluation in TIERS["full"].evaluations[name]:
+        policy = folder / STAGE_ONE if evaluation.stage_one else folder
+        if policy in there:
+            evaluate_once(str(policy), folder, settled(evaluation, matcher), (), data, workers=workers)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--data", type=Path, required=True, help="demonstrations; pair 0 holds the references")
+    parser.add_argument("--matcher", default="embedded")
+    parser.add_argument("--workers", type=int, default=2)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    roll_out(**vars(parser.parse_args()))
