@@ -1,6 +1,6 @@
 """Rolls a kept policy out in every cell that `memcorr reproduce --tier full` has for it.
 
-    python scripts/roll_out.py results/memcorr-literal-42 --data DEMOS      # rows are added to its episodes.jsonl
+    python scripts/roll_out.py results/memcorr-literal-42      # rows are added to its episodes.jsonl
 
 Rows that are there already are kept. Stage one is rolled out from the folder `stage-one` beside the final weights.
 """
@@ -17,6 +17,8 @@ from memcorr.reproduce import TIERS, settled
 from memcorr.training.experiments import Config
 from memcorr.training.loop import STAGE_ONE
 
+REFERENCES = Path(__file__).parents[1] / "results/references"  # the very files that the committed rows followed
+
 
 def roll_out(folder: Path, data: Path, matcher: str, workers: int) -> None:
     there = [f for f in (folder, folder / STAGE_ONE) if (f / MODEL).exists() and (f / CONFIG).exists()]
@@ -32,7 +34,7 @@ def roll_out(folder: Path, data: Path, matcher: str, workers: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--data", type=Path, required=True, help="demonstrations; pair 0 holds the references")
+    parser.add_argument("--data", type=Path, default=REFERENCES, help="pair 0 holds the references")
     parser.add_argument("--matcher", default="embedded")
     parser.add_argument("--workers", type=int, default=2)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
