@@ -12,6 +12,8 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from .errors import UserError
+
 Array = NDArray[np.float64]
 
 # The paper's world is the door; the others are ours. Each has two tasks that undo each other.
@@ -30,6 +32,7 @@ WORLD_TASKS: dict[str, tuple[Task, Task]] = {
     "coffee": ("push", "pull"),
 }
 TASKS = WORLD_TASKS[DOOR]
+STOCK = "metaworld/"  # any of Meta-World's own tasks is a world, too: metaworld/button-press
 # One policy for many objects learns from these; it never sees the others, and nothing is chosen on them. The lock is
 # looked at once, at the very end.
 TRAINED_WORLDS = (DOOR, "drawer", "handle", "handle-side", "plate", "plate-side", "coffee")
@@ -52,10 +55,21 @@ TieBreak = Literal["elapsed", "first"]  # between reference frames with the same
 Band = tuple[float, float]
 
 
+def stock_task(world: str) -> Task:
+    """The task of one of Meta-World's own, "metaworld/push"; '' for any other world."""
+    return world.removeprefix(STOCK) if world.startswith(STOCK) else ""
+
+
+def tasks_of(world: str) -> tuple[Task, ...]:
+    """Of a simulated world: two that undo each other, or the one of Meta-World's; of any other world none is known."""
+    return (stock_task(world),) if stock_task(world) else WORLD_TASKS.get(world, ())
+
+
 def opposite(task: Task, world: str = DOOR) -> Task:
     """The other task of the world."""
-    first, second = WORLD_TASKS[world]
-    return second if task == first else first
+    if len(tasks := tasks_of(world)) < 2:
+        raise UserError(f"{world} has one task, so there is no opposite of it")
+    return tasks[1] if task == tasks[0] else tasks[0]
 
 
 @dataclass(frozen=True)

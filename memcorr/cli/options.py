@@ -102,12 +102,14 @@ class Scenes:
 class Rollouts(Scenes):
     """Which scenes are rolled out."""
 
-    condition: tuple[str, ...] = ("combined",)
-    """validation, boundary, extreme, camera, combined, disturbed; one or several."""
+    condition: tuple[str, ...] = ()
+    """validation, boundary, extreme, camera, combined, disturbed; one or several. If none is given: combined, or the
+    20 validation placements of one of Meta-World's own tasks."""
     tasks: tuple[Task, ...] = ()
     """The world's tasks (the door's are open and close); both if none is given."""
     world: str = DOOR
-    """One of the ten worlds, or all of them."""
+    """One of the ten worlds, all of them, or metaworld/NAME for any task of Meta-World, such as
+    metaworld/button-press."""
 
 
 @dataclass(frozen=True)

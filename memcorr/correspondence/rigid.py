@@ -50,9 +50,10 @@ def inverse(T: Array) -> Array:
 
 
 def interpolated(frames: Sequence[int], motions: Sequence[Array], length: int) -> Array:
-    """Motions (T, 4, 4) of every frame from those of some, the first and in order; after the last it stands still."""
+    """Motions (T, 4, 4) of every frame from those of some, in order; before the first and after the last it stands
+    still."""
     path = Slerp(frames, Rotation.from_matrix([T[:3, :3] for T in motions])) if len(frames) > 1 else None
-    every = np.minimum(np.arange(length), frames[-1])
+    every = np.clip(np.arange(length), frames[0], frames[-1])
     whole = np.tile(np.eye(4), (length, 1, 1))
     whole[:, :3, :3] = np.eye(3) if path is None else path(every).as_matrix()
     shifts = np.stack([T[:3, 3] for T in motions])

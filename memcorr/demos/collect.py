@@ -19,16 +19,17 @@ from tqdm import tqdm
 from ..errors import UserError
 from ..files import write_json
 from ..runs import CORES, Workers, claimed, spread
-from ..spec import DOOR, SPEC, Array, Task
+from ..spec import DOOR, SPEC, Array, Task, stock_task
 from ..worlds.disturbances import Events
 from ..worlds.expert import act, begin
-from ..worlds.pairs import find_pair
+from ..worlds.pairs import find_tasks
 from ..worlds.scenes import Scene, demonstration_scenes, disturbed_scenes
 from ..worlds.world import shared_world
 from .contact_sheet import write_contact_sheet
 from .store import Manifest, Store, demonstration_path, find_demonstration, write_demonstration
 
 log = logging.getLogger(__name__)
+AFTERWARDS = 17  # successes in a row that end a recording of one of Meta-World's own tasks: a last chunk of sixteen
 
 
 def record(root: Path, scene: Scene, task: Task) -> None:
@@ -37,7 +38,7 @@ def record(root: Path, scene: Scene, task: Task) -> None:
     begin(world, scene, task)
     frames, joints, poses, flags = [], [], [], []
     actions: list[Array] = []
-    for t in range(SPEC.episode_steps):
+    for t in range(world.steps):
         action = act(world, task)
         frames.append(world.observe())
         joints.append(world.joint)
@@ -46,7 +47,9 @@ def record(root: Path, scene: Scene, task: Task) -> None:
         actions.append(action)  # what the expert wanted, whatever the robot did
         events.after(world, t + 1)
         flags.append(world.success(task))
-    held = flags[-1] and flags == sorted(flags)  # once true, true to the end
+        if stock_task(scene.world) and flags[-AFTERWARDS:] == [True] * AFTERWARDS:
+            break
+    held = flags[-1] and (flags == sorted(flags) or stock_task(scene.world))  # once true, true to the end
     if world.diverged or (not held and not scene.disturbances):
         raise RuntimeError(f"the expert did not {task} and hold the {scene.world} of pair {scene.index}")
     write_demonstration(
@@ -78,7 +81,7 @@ class Recording:
 def prepare(root: Path, pairs: int, seed: int, world: str, disturbed: bool) -> list[tuple[Scene, Task]]:
     """Checks or writes the manifest; returns the demonstrations that are still missing."""
     drawn = disturbed_scenes if disturbed else demonstration_scenes
-    scenes, tasks = drawn(seed, pairs, world), find_pair(world).tasks
+    scenes, tasks = drawn(seed, pairs, world), find_tasks(world)
     manifest = Manifest(1, pairs, world, seed, asdict(SPEC), disturbed=disturbed)
     path = root / "collection.json"
     if path.exists():
@@ -118,15 +121,16 @@ def collect(
 
     `disturbed` ones start elsewhere and are interfered with on the way: they show how to recover.
     """
-    find_pair(world), demonstration_scenes(seed, pairs, world)  # complain before a folder is made
+    find_tasks(world), demonstration_scenes(seed, pairs, world)  # complain before a folder is made
     with claimed(Path(root)) as root:
         jobs = prepare(root, pairs, seed, world, disturbed)
-        done = 2 * pairs - len(jobs)
+        wanted = pairs * len(find_tasks(world))
+        done = wanted - len(jobs)
         with closing(spread(Recording(root), jobs, workers)) as outcomes:
             for _ in tqdm(
                 outcomes,
                 f"collect {world}{', disturbed' * disturbed}",
-                total=2 * pairs,
+                total=wanted,
                 initial=done,
                 unit="demo",
                 smoothing=0.05,
@@ -135,7 +139,7 @@ def collect(
         store = Store.open(root)
         log.info(describe(store))
         sheet = write_contact_sheet(store, root / "contact-sheet.png")
-        log.info(f"wrote {2 * pairs} demonstrations and {sheet.name} to {root}{peak_memory(workers)}")
+        log.info(f"wrote {wanted} demonstrations and {sheet.name} to {root}{peak_memory(workers)}")
 
 
 def usual_store(world: str, disturbed: bool = False) -> Path:
@@ -172,6 +176,9 @@ def first_chunk_cosine(store: Store, pair: int) -> float:
 
 def describe(store: Store) -> str:
     """The properties that the counterfactual objective stands on, measured on the store."""
+    if len(store.tasks) < 2:
+        lengths = [len(d) for d in store.present()]
+        return f"recordings of {min(lengths)} to {max(lengths)} steps; one task, so nothing to learn it apart from"
     for pair in range(len(store)):
         a, b = (store.demonstration(pair, task) for task in store.tasks)
         frames = (a.frame(0), b.frame(0))

@@ -99,7 +99,7 @@ def moments(demonstration: Demonstration) -> tuple[int, int]:
 def write_contact_sheet(store: Store, path: Path) -> Path:
     """Up to eight pairs of one store: the shared start, middle and end of both tasks."""
     chosen = np.unique(np.linspace(0, len(store) - 1, min(MAX_ROWS, len(store))).round().astype(int))
-    titles = ["shared start", "mask", "depth"]
+    titles = ["start" if len(store.tasks) == 1 else "shared start", "mask", "depth"]
     titles += [f"{task}: {when}" for task in store.tasks for when in ("halfway", "end")]
     rows = []
     for pair in chosen:

@@ -26,6 +26,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -53,7 +54,7 @@ from ..files import (
 )
 from ..frames import FARTHEST, Camera, Frame
 from ..runs import written_whole
-from ..spec import DOOR, SPEC, WORLD_TASKS, Array, Task
+from ..spec import DOOR, SPEC, STOCK, Array, Task, tasks_of
 
 LAYOUT = 1  # of the store
 CHUNK = 10  # frames compressed together: still images shrink, one frame stays quick to read
@@ -75,7 +76,8 @@ NUMBERS = {
 }
 FORMS, OPTIONAL = {**IMAGES, **NUMBERS}, (JOINT, "object_pose", "time")
 ALWAYS = tuple(name for name in NUMBERS if name not in OPTIONAL)
-WORD = r"[A-Za-z0-9][\w.-]*"  # of a world and a task: part of a file's name
+WORD = r"[A-Za-z0-9][\w.-]*"  # of a task: part of a file's name
+NAME = rf"({STOCK})?{WORD}"  # of a world
 LONGEST, LARGEST = 100_000, 4096  # frames, pixels: beyond this a file is damaged, and nothing is allocated for it
 LARGEST_CHUNK = 2**30  # bytes
 ABOUT = ("pair", "task", "u", "world", "disturbances")  # attributes of a file
@@ -100,6 +102,39 @@ class Demonstration:
     world: str = DOOR
     time: Array | None = None  # (T,) seconds
     disturbances: str = ""  # what happened on the way, "bump=0.05 start=0.2"; "" when nothing did
+    recorded: NDArray[np.int64] | None = None  # (T,) the file's frame behind each, where it was retimed
+    images: Mapping[str, NDArray] | None = None  # rgb, depth, mask (N, H, W, ...) of a recording that is in no file
+
+    @staticmethod
+    def of(
+        rgb: NDArray[np.uint8],
+        depth: NDArray[np.float32],
+        mask: NDArray[np.bool_],
+        K: Array,
+        T_world_cam: Array,
+        gripper: Array,
+        action: Array,
+        robot_state: Array | None = None,
+        task: Task = "task",
+        world: str = "recorded",
+    ) -> Demonstration:
+        """A recording from arrays in memory, as they are described above; one `K` and one `T_world_cam` will do for a
+        camera that stands still, and a robot's state that is not known is its gripper's."""
+        T = len(action)
+        arrays: dict[str, NDArray] = {
+            "rgb": rgb,
+            "depth": depth,
+            "mask": mask,
+            "K": np.broadcast_to(np.asarray(K, np.float64), (T, 3, 3)),
+            "T_world_cam": np.broadcast_to(np.asarray(T_world_cam, np.float64), (T, 4, 4)),
+            "robot_state": np.asarray(gripper if robot_state is None else robot_state, np.float64),
+            "gripper": np.asarray(gripper, np.float64),
+            "action": np.asarray(action, np.float64),
+        }
+        check_forms({name: (array.dtype, array.shape) for name, array in arrays.items()}, FORMS, OPTIONAL)
+        images = {name: arrays.pop(name) for name in IMAGES}
+        about = _about({"pair": 0, "task": task, "u": (0.0, 0.0), "world": world}) | arrays
+        return Demonstration(Path("memory"), recorded_joint=None, object_pose=None, images=images, **about)
 
     def __len__(self) -> int:
         return len(self.action)
@@ -123,9 +158,13 @@ class Demonstration:
 
     def frames(self, ts: Iterable[int]) -> list[Frame]:
         """The frames `ts`, in the order asked for."""
-        with opened(self.path) as f:
+        with nullcontext(self.images) if self.images is not None else opened(self.path) as f:
             rgb, depth, mask = f["rgb"], f["depth"], f["mask"]
-            return [Frame(rgb[t], depth[t], mask[t], self.camera(t), self.robot_state[t], self.gripper[t]) for t in ts]
+            found = []
+            for t in ts:
+                n = t if self.recorded is None else int(self.recorded[t])
+                found.append(Frame(rgb[n], depth[n], mask[n], self.camera(t), self.robot_state[t], self.gripper[t]))
+            return found
 
 
 _CHECKED: set[tuple[object, ...]] = set()  # files in the state in which this process has checked them
@@ -200,7 +239,7 @@ def read_demonstration(path: str | Path) -> Demonstration:
         try:
             numbers = {name: f[name][:] for name in NUMBERS if name in f}
             about = _about({name: f.attrs[name] for name in ABOUT if name in f.attrs})
-            if about["world"] in WORLD_TASKS:
+            if tasks_of(about["world"]):
                 check_numbers(numbers)
         except Exception as problem:  # a damaged file makes h5py raise almost anything
             refuse(path, _reason(problem), REMEDY)
@@ -216,15 +255,15 @@ def _about(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """What the attributes say, if it makes sense; else a ValueError."""
     world, task = attributes.get("world", DOOR), attributes.get("task")
     pair, u = np.asarray(attributes.get("pair")), np.asarray(attributes.get("u"))
-    if not isinstance(world, str) or not re.fullmatch(WORD, world):
+    if not isinstance(world, str) or not re.fullmatch(NAME, world):
         raise ValueError(f"world is {world!r}, not a word")
     if not isinstance(task, str) or not re.fullmatch(WORD, task):
         raise ValueError(f"task is {task!r}, not a word")
-    if task not in WORLD_TASKS.get(world, (task,)):  # recorded worlds have tasks of their own
-        raise ValueError(f"task is {task!r}, not {' or '.join(WORLD_TASKS[world])}")
+    if task not in (tasks_of(world) or (task,)):  # recorded worlds have tasks of their own
+        raise ValueError(f"task is {task!r}, not {' or '.join(tasks_of(world))}")
     if pair.shape != () or pair.dtype.kind not in "iu" or pair < 0:
         raise ValueError("pair is not a whole number from 0 up")
-    known = world in WORLD_TASKS  # nobody knows where recorded things stand in a band
+    known = bool(tasks_of(world))  # nobody knows where recorded things stand in a band
     if u.shape != (2,) or u.dtype.kind not in "fiu" or (known and not np.isfinite(u).all()):
         raise ValueError("u is not two finite numbers")
     disturbances = attributes.get("disturbances", "")
@@ -283,7 +322,7 @@ def write_demonstration(
     about = _about({"pair": pair, "task": task, "u": u, "world": world, "disturbances": disturbances})
     if not disturbances:
         del about["disturbances"]
-    if world in WORLD_TASKS:
+    if tasks_of(world):
         check_numbers({name: array for name, array in arrays.items() if name in NUMBERS})
     # Made in memory: HDF5 may lose a chunk that the disk refuses, say nothing, and crash when the process ends.
     with h5py.File(path, "w", driver="core", backing_store=False) as f:
@@ -324,7 +363,7 @@ class Manifest:
 
     layout: Literal[1]  # LAYOUT
     pairs: Annotated[int, Meta(ge=1, le=10**6)]
-    world: Annotated[str, Meta(pattern=f"^{WORD}$")] = DOOR
+    world: Annotated[str, Meta(pattern=f"^{NAME}$")] = DOOR
     seed: int | None = None
     spec: dict[str, Any] | None = None
     tasks: tuple[Annotated[str, Meta(pattern=f"^{WORD}$")], ...] = ()  # of recorded data; our worlds have theirs
@@ -358,14 +397,14 @@ class Store:
 
     @property
     def tasks(self) -> tuple[Task, ...]:
-        """Of one of our worlds: its two, which undo each other. Of recorded data: as many as it says."""
+        """Of a simulated world: its own. Of recorded data: as many as it says."""
         if self.manifest.tasks:
             return self.manifest.tasks
-        if self.world not in WORLD_TASKS:
+        if not (known := tasks_of(self.world)):
             raise UserError(
                 f'{self.root / "collection.json"} names no tasks of {self.world}: add "tasks": ["open", ...]'
             )
-        return WORLD_TASKS[self.world]
+        return known
 
     def __len__(self) -> int:
         """Number of pairs."""

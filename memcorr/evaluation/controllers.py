@@ -19,9 +19,8 @@ from ..policy.plan import Follows, Plan, Request, initial_noise
 from ..policy.policy import load_policy
 from ..policy.relations import permute_pairs
 from ..policy.servo import SERVO
-from ..spec import SPEC, TEST_SETS, WORLD_TASKS, Array, Task
-from ..worlds.pairs import find_pair
-from ..worlds.world import ACTION_SCALE
+from ..spec import SPEC, TEST_SETS, Array, Task, tasks_of
+from ..worlds.world import ACTION_SCALE, object_points
 from .intervention import GROUND_TRUTH, NO_MATCHER, Intervention
 from .rollout import LANES, Answer, Controller, Decision, Memory, Stopwatch
 
@@ -49,7 +48,7 @@ class PolicyController:
     def _source(self) -> MatchSource | None:
         if self.shown.matcher == GROUND_TRUTH and self.references:
             world = next(iter(self.references.values())).demonstration.world
-            return TruthSource(find_pair(world).points)
+            return TruthSource(object_points(world))
         return None if self.matcher is None else MatcherSource(self.matcher, self.shown.lifting, self.lanes)
 
     def decide(self, decisions: Sequence[Decision]) -> list[Answer]:
@@ -62,7 +61,7 @@ class PolicyController:
             relations = self._relations(decisions, tasks)
         requests = []
         for decision, task, relation in zip(decisions, tasks, relations, strict=True):
-            number = WORLD_TASKS[decision.job.scene.world].index(task)
+            number = tasks_of(decision.job.scene.world).index(task)
             if relation.matches is not None and shown.pairing == "permuted":
                 relation = replace(relation, matches=permute_pairs(relation.matches))
             noise = rollout_noise(self.policy.seed, decision)
@@ -102,7 +101,7 @@ class PolicyController:
 def rollout_noise(train_seed: int, decision: Decision) -> NDArray[np.float32]:
     """From training seed, scene, task and replan index, and nothing else."""
     scene = decision.job.scene
-    task = WORLD_TASKS[scene.world].index(decision.job.task)
+    task = tasks_of(scene.world).index(decision.job.task)
     return initial_noise(train_seed, NOISE[scene.condition], scene.seed, scene.index, task, decision.replan)
 
 

@@ -19,7 +19,7 @@ from msgspec import Meta
 from ..errors import UserError
 from ..files import decoded, read_rows
 from ..runs import write_text
-from ..spec import DOOR, TEST_SETS, WORLD_TASKS, Task
+from ..spec import DOOR, TEST_SETS, WORLD_TASKS, Task, tasks_of
 from .intervention import Intervention
 
 EPISODES = "episodes.jsonl"
@@ -69,6 +69,7 @@ class Episode(Outcome):
         shown = self.shown
         return (
             list(WORLD_TASKS).index(self.world) if self.world in WORLD_TASKS else len(WORLD_TASKS),
+            self.world,
             self.experiment,
             self.stage,
             -1 if self.train_seed is None else self.train_seed,
@@ -120,7 +121,7 @@ Row = msgspec.defstruct("Row", [(name, _TYPES[name]) for name in COLUMNS])
 def parse(line: bytes) -> Episode:
     """A rollout, or a ValueError that says why it is none."""
     row = msgspec.structs.asdict(decoded(line, Row))
-    if row["task"] not in WORLD_TASKS.get(row["world"], ()):
+    if row["task"] not in tasks_of(row["world"]):
         raise ValueError(f"{row['world']} has no task {row['task']!r}")
     return Episode(shown=Intervention(*(row.pop(name) for name in _SHOWN)), **row)
 

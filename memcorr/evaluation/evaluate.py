@@ -24,10 +24,10 @@ from ..policy.checkpoint import MODEL, model_update
 from ..policy.policy import policy_folder
 from ..policy.servo import SERVO
 from ..runs import Workers, claimed, slots, spread, threads
-from ..spec import DOOR, SPEC, WORLD_TASKS, Task, TestSet
+from ..spec import DOOR, SPEC, Task, TestSet, stock_task, tasks_of
 from ..training.experiments import Config, Experiment
 from ..worlds.disturbances import Disturbance
-from ..worlds.pairs import find_pair
+from ..worlds.pairs import find_tasks
 from ..worlds.scenes import disturb, evaluation_scenes
 from ..worlds.world import View, shared_world
 from .controllers import REFERENCE_PAIR, REPLAYS, SCRIPTED, make_controller
@@ -138,12 +138,13 @@ def list_jobs(
     world: str = DOOR,
     disturbances: Sequence[Disturbance] = (),
 ) -> list[Job]:
-    """Every scene of the conditions (or those numbered `scenes`) with every task, disturbed if asked for."""
-    known = find_pair(world).tasks
+    """Every scene of the conditions (or those numbered `scenes`) with every task, disturbed if asked for. Without
+    conditions: the combined shift, or the placements of one of Meta-World's own tasks."""
+    known = find_tasks(world)
     if unknown := [task for task in tasks if task not in known]:
         raise UserError(f"--tasks {unknown[0]}: the tasks of {world} are {' and '.join(known)}")
     jobs = []
-    for condition in conditions:
+    for condition in conditions or (("validation",) if stock_task(world) else ("combined",)):
         everything = evaluation_scenes(condition, scene_seed, world=world)
         if disturbances:
             everything = [disturb(scene, *disturbances) for scene in everything]
@@ -168,9 +169,9 @@ class Sources:
         references: dict[Task, str] = {}
         if data is not None and follows(subject, shown):
             store = Store.open(data)
-            if store.world != world and store.world in WORLD_TASKS:
+            if store.world != world and tasks_of(store.world):
                 raise UserError(f"{data} holds demonstrations of {store.world}, not of {world}")
-            tasks = WORLD_TASKS[world]  # recordings of one's own may call the world as they like, but not its tasks
+            tasks = tasks_of(world)  # recordings of one's own may call the world as they like, but not its tasks
             if missing := [t for t in tasks if t not in store.tasks]:
                 raise UserError(f"{data} holds no recording of the task {missing[0]} of {world}")
             references = {t: digest_of(store.demonstration(REFERENCE_PAIR, t).path)[:12] for t in tasks}
@@ -226,7 +227,7 @@ def evaluate(
     policy: str | Path,
     out: str | Path,
     *,
-    conditions: Sequence[TestSet] = ("combined",),
+    conditions: Sequence[TestSet] = (),
     shown: Intervention | None = None,
     tasks: Sequence[Task] = (),
     world: str = DOOR,
@@ -248,8 +249,6 @@ def evaluate(
     out, subject = Path(out), find_subject(str(policy))
     shown = settle(subject, shown or Intervention())
     jobs = list_jobs(conditions, scene_seed, tasks, scenes, world, disturbances)
-    if not jobs:
-        raise UserError("--condition: give at least one")
     named = replace(shown, matcher=matcher_label(shown.matcher))  # complains before references are recorded
     if data is None and follows(subject, shown):
         data = find_references(out, world)
@@ -297,7 +296,7 @@ def summary(rows: Sequence[Episode]) -> str:
         groups.setdefault(f"{row.condition} {row.disturbance}".strip(), []).append(row)
     lines = []
     for name, here in groups.items():
-        tasks = dict.fromkeys(sorted((row.task for row in here), key=WORLD_TASKS[here[0].world].index))
+        tasks = dict.fromkeys(sorted((row.task for row in here), key=tasks_of(here[0].world).index))
         counts = [(task, [row for row in here if row.task == task]) for task in tasks]
         shares = (f"{task} {sum(r.success for r in some)}/{len(some)}" for task, some in counts)
         lines.append(f"{name:12} {100 * sum(r.success for r in here) / len(here):6.2f} %   {', '.join(shares)}")

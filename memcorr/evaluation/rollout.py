@@ -165,8 +165,8 @@ def _look(
 
 
 def execute(world: World, lane: Lane, answer: Answer) -> None:
-    """The first eight actions; ends at the first success, at step 200, when physics breaks down or when an
-    action is no number."""
+    """The first eight actions; ends at the first success, at the last step (200; 500 in Meta-World's own tasks), when
+    physics breaks down or when an action is no number."""
     lane.answers.append(replace(answer, memory=Memory()))
     events, late = lane.events, int(lane.events.sizes.get("mask-late", 0))
     for i in range(SPEC.executed):
@@ -178,7 +178,7 @@ def execute(world: World, lane: Lane, answer: Answer) -> None:
         world.step(events.action(lane.executed, action, len(lane.executed)) if events.sizes else action)
         lane.executed.append(action)
         lane.success = world.success(lane.job.task) and not world.diverged
-        lane.over = lane.success or world.diverged or len(lane.executed) == SPEC.episode_steps
+        lane.over = lane.success or world.diverged or len(lane.executed) == world.steps
         if lane.over:
             return
         if events.sizes:
@@ -208,10 +208,11 @@ def first_chunk_direction(world: World, job: Job, executed: Array) -> Task:
     """Which of the expert's two first chunks in this very scene the executed one resembles, by cosine.
 
     The first eight executed displacements against the first eight that the scripted expert executes
-    from the same start for either task; '' when nothing moved. The paper does not define its measure.
+    from the same start for either task; '' when nothing moved, or where there is one task. The paper does not define
+    its measure.
     """
     chunk = executed[: SPEC.executed, :3].ravel()
-    if not np.isfinite(chunk).all() or not chunk.any():
+    if not np.isfinite(chunk).all() or not chunk.any() or len(world.pair.tasks) < 2:
         return ""
     cosine = {}
     for task in world.pair.tasks:

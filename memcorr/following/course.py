@@ -46,6 +46,9 @@ class PhaseCosts:
 
 
 USUAL = PhaseCosts()
+MOST_RETURNS = 3  # to the pre-contact frame, in an episode
+LONGEST_STAND = 64  # control steps without progress
+CONTACT_M = 0.10  # a hand this far from where it will touch the object is still on its way there
 
 
 @dataclass(frozen=True)
@@ -68,13 +71,16 @@ class Course:
         return np.linalg.norm(carried(self.motion, self.points) - self.points, axis=-1).mean(axis=-1)
 
     def pre_contact_frame(self, moved_m: float = USUAL.moved_m) -> int:
-        """Where the hand comes down before the object moves: half-way from the highest frame to the lowest after it."""
+        """Where the hand comes down before the object moves: half-way from the highest frame to the lowest after it;
+        or later, where it then still has a way to go."""
         moving = self.moved > moved_m
         still = int(np.argmax(moving)) if moving.any() else len(moving)
         height = self.gripper[: max(still, 1), 2]
         top = int(height.argmax())
         down = top + int(np.argmax(height[top:] <= (height[top] + height[top:].min()) / 2))
-        return min(down, last_phase(len(self.motion)))
+        touch = self.relation[min(still, len(moving) - 1)]
+        far = np.flatnonzero(np.linalg.norm(self.relation[:still] - touch, axis=1) > CONTACT_M)
+        return min(max(down, int(far[-1]) if len(far) else 0), last_phase(len(self.motion)))
 
     @cached_property
     def places(self) -> tuple[Array, Array]:
@@ -94,9 +100,21 @@ class Progress:
     """What is remembered from one observation to the next."""
 
     phase: int
-    displacement: Array  # (3,) of the object against the reference, metres, when the episode began
+    displacement: Array | None  # (3,) of the object when it was first seen, against the reference, metres
     elapsed: int = 0  # control steps made by then
     returning: bool = False  # off-track: on the way back to the pre-contact frame
+    returns: int = 0  # how often it was off-track
+    furthest: int = 0  # phase so far,
+    since: int = 0  # and when it was reached
+
+    @property
+    def stuck(self) -> str:
+        """Why nothing more is to be expected; "" while there is progress."""
+        if self.returns > MOST_RETURNS:
+            return f"the hand was off its track {self.returns} times"
+        if self.elapsed - self.since > LONGEST_STAND:
+            return f"no progress for {self.elapsed - self.since} steps, since frame {self.furthest} of the reference"
+        return ""
 
 
 @dataclass(frozen=True)
@@ -177,19 +195,28 @@ def _next(seen: Comparison, k: int, before: Progress | None, elapsed: int, costs
     cost, displacement, relation = seen.cost[k], seen.displacement[k], seen.relation[k]
     frames = np.arange(len(cost))
     if before is None:
-        phase = int((cost + np.minimum((frames / costs.pace_frames) ** 2, costs.ahead_limit)).argmin())
-        begun = displacement[phase]
+        before = Progress(0, None, elapsed, since=elapsed)
+        # Where the hand begins says little of an object that stands elsewhere: only a frame that fits says something.
+        fits = np.minimum(relation, costs.back_on_track_m)
+        cost = cost + (fits**2 - relation**2) / costs.relation_m**2
+        cost = cost + np.minimum((frames / costs.pace_frames) ** 2, costs.ahead_limit)
     else:
-        begun = before.displacement
-        moved = np.linalg.norm(displacement - begun, axis=-1)
+        if before.displacement is not None:
+            moved = np.linalg.norm(displacement - before.displacement, axis=-1)
+            cost = cost + np.minimum((moved / costs.shift_m) ** 2, costs.shift_limit**2)
         late = frames - (before.phase + elapsed - before.elapsed)
-        cost = cost + np.minimum((moved / costs.shift_m) ** 2, costs.shift_limit**2)
-        cost += np.minimum((late / costs.pace_frames) ** 2, np.where(late < 0, costs.back_limit, costs.ahead_limit))
-        phase = int(cost.argmin())
-    if before is not None and before.returning:
+        most = np.where(late < 0, costs.back_limit, costs.ahead_limit)
+        cost = cost + np.minimum((late / costs.pace_frames) ** 2, most)
+    phase = int(cost.argmin())
+    begun = displacement[phase] if before.displacement is None else before.displacement
+    if before.returning:
         near = costs.back_on_track_m
         returning = relation.min() > near and relation[seen.pre_contact] > 1.5 * near
     else:
         off_track = relation[phase] > costs.off_track_m and seen.below[k] > costs.low_m
-        returning = phase > seen.pre_contact and off_track
-    return Progress(seen.pre_contact if returning else phase, begun, elapsed, bool(returning))
+        returning = phase > seen.pre_contact and off_track and before.returns <= MOST_RETURNS
+    returns = before.returns + int(returning and not before.returning)
+    phase = seen.pre_contact if returning else phase
+    ahead = phase > before.furthest
+    furthest, since = (phase, elapsed) if ahead else (before.furthest, before.since)
+    return Progress(phase, begun, elapsed, bool(returning), returns, furthest, since)

@@ -6,17 +6,21 @@ from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..correspondence.lift import ReferenceFrame, match_frames, prepare_references
 from ..correspondence.matcher import Matcher
 from ..correspondence.matches import motion_of
 from ..correspondence.rigid import interpolated
+from ..demos.pace import paced
 from ..demos.store import Demonstration
 from ..errors import UserError
 from ..frames import check_frame
 from ..spec import SPEC
 from .course import Course
 from .doubts import Witness
+
+CLEAR = 0.35  # of the most pixels of the object that any frame shows
 
 
 class Reference:
@@ -34,6 +38,25 @@ class Reference:
 
     def __len__(self) -> int:
         return len(self.demonstration)
+
+    @cached_property
+    def paced(self) -> Reference:
+        """The recording at a speed that can be followed (`demos.pace`), where the phase is found by what is seen."""
+        slowed = paced(self.demonstration)
+        return self if slowed is self.demonstration else type(self)(slowed, self.matcher)
+
+    @cached_property
+    def visible(self) -> NDArray[np.int64]:
+        """(T,) pixels of the object in every frame that is looked at, 0 in the others."""
+        pixels = np.zeros(len(self), np.int64)
+        for j, frame in zip(self.looks, self.demonstration.frames(self.looks), strict=True):
+            pixels[j] = int((frame.mask & (frame.depth > 0)).sum())
+        return pixels
+
+    @cached_property
+    def looks(self) -> list[int]:
+        """Every eighth frame, and the last one."""
+        return [*range(0, len(self) - 1, SPEC.executed), len(self) - 1]
 
     def prepare(self, phases: Sequence[int]) -> None:
         missing = sorted({j for j in phases if j not in self._prepared})
@@ -53,21 +76,27 @@ class Reference:
     def course(self) -> Course:
         """How its object moved, as the matcher sees it every eight frames; made once.
 
-        Frames in between are interpolated; a frame in which too little is seen is left out.
+        Frames in between are interpolated; a frame in which too little is seen is left out. What is hidden at the
+        beginning stands where it is first seen well.
         """
         assert self.matcher is not None
-        length = len(self)
-        looks = [*range(0, length - 1, SPEC.executed), length - 1]
+        looks = self.looks
+        anchor = next(j for j in looks if self.is_clear(j))
+        looks = [j for j in looks if j >= anchor]
         self.prepare(looks)
         prepared = {j: self._prepared[j] for j in looks}
         frames = dict(zip(looks, self.demonstration.frames(looks), strict=True))
         links = match_frames(self.matcher, [prepared[j] for j in looks[:-1]], [frames[j] for j in looks[1:]])
-        motion, known = [np.eye(4)], [0]
+        motion, known = [np.eye(4)], [anchor]
         for i, j in enumerate(looks[1:]):
             near = known[-1] == looks[i]
             link = links[i] if near else match_frames(self.matcher, [prepared[known[-1]]], [frames[j]])[0]
             if (step := motion_of(link)) is not None:
                 motion.append(step @ motion[-1])
                 known.append(j)
-        first = prepared[0]
-        return Course(first.p_ref[first.valid], interpolated(known, motion, length), self.demonstration.gripper)
+        first = prepared[anchor]
+        return Course(first.p_ref[first.valid], interpolated(known, motion, len(self)), self.demonstration.gripper)
+
+    def is_clear(self, j: int) -> bool:
+        """Whether enough of the object is seen in a frame that is looked at to match it."""
+        return bool(self.visible[j] >= CLEAR * self.visible.max())

@@ -26,6 +26,7 @@ from ..errors import UserError
 from ..frames import Frame
 from ..spec import Array, Lifting, PhaseSource
 from .course import USUAL, Course, PhaseCosts, Progress, expected_phase, seen_phase
+from .doubts import Witness
 from .reference import Reference
 
 Clock = Callable[[int, int], int]  # elapsed steps and frames of the reference -> frame
@@ -62,6 +63,14 @@ class Relation:
     progress: Progress | None = None  # for the next look, where the phase is by what is seen
     looked_at: int | None = None  # the frame that was really matched,
     measured: Matches | None = None  # and what came of it
+    witness: Witness | None = None  # of that frame
+
+    @property
+    def recorded(self) -> int | None:
+        """The phase as a frame of the recording, which may be followed at another pace."""
+        if self.phase is None or self.reference is None or self.reference.recorded is None:
+            return self.phase
+        return int(self.reference.recorded[self.phase])
 
     @property
     def returning(self) -> bool:
@@ -144,7 +153,7 @@ class Following:
         if not looks:
             return []
         if self.seen:
-            looks = [self._begun(look) for look in looks]
+            looks = [self._begun(replace(look, reference=look.reference.paced)) for look in looks]
         phases = [self._expected(look) for look in looks]
         if self.source is None:
             pairs = zip(looks, phases, strict=True)
@@ -154,9 +163,16 @@ class Following:
         return [self._related(look, j, matches[i]) for i, (look, j) in enumerate(zip(looks, phases, strict=True))]
 
     def _expected(self, look: Look) -> int:
-        """The frame to look at: by the clock, or about as many on as steps were made since the last look."""
+        """The frame to look at: by the clock, or about as many on as steps were made since the last look, the nearest
+        one in which the object is seen well."""
         length = len(look.reference)
-        return expected_phase(look.before, look.elapsed, length) if self.seen else self.clock(look.elapsed, length)
+        if not self.seen:
+            return self.clock(look.elapsed, length)
+        j = expected_phase(look.before, look.elapsed, length)
+        if isinstance(self.source, MatcherSource) and not look.reference.is_clear(j):
+            clear = [k for k in look.reference.looks if look.reference.is_clear(k)]
+            j = min(clear, key=lambda k: abs(k - j))
+        return j
 
     def _begun(self, look: Look) -> Look:
         """A reference that is begun in the middle of an episode knows how the object stood at its beginning."""
@@ -171,17 +187,18 @@ class Following:
     def _related(self, look: Look, j: int, matches: Matches) -> Relation:
         """Where in its reference the live scene is, and the matches as if the frame found had been looked at.
 
-        Where too little is seen, the clock goes on.
+        Where too little is seen, the phase stays.
         """
         assert self.source is not None
         frame, reference = look.observation.frame, look.reference.demonstration
         motion = motion_of(matches)
-        known = Relation(frame, reference, j, matches, motion, looked_at=j, measured=matches)
+        witness = look.reference.witnesses.get(j)
+        known = Relation(frame, reference, j, matches, motion, looked_at=j, measured=matches, witness=witness)
         if not self.seen:
             return known
-        if motion is None:
-            displacement = np.zeros(3) if look.before is None else look.before.displacement
-            return replace(known, progress=Progress(j, displacement, look.elapsed))
+        if motion is None:  # nothing is seen: nobody moves, and nothing is learned
+            before = Progress(0, None) if look.before is None else look.before
+            return replace(known, phase=before.phase, progress=replace(before, elapsed=look.elapsed))
         course = self.source.course(look.reference)
         progress = seen_phase(course, motion @ course.motion[j], frame.gripper, look.before, look.elapsed, self.costs)
         along = course.motion[progress.phase] @ np.linalg.inv(course.motion[j])

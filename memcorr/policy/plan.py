@@ -48,11 +48,12 @@ class Plan:
     """Sixteen actions, and how well the reference behind them was seen."""
 
     actions: Array  # (16, 4) in the robot's units, each component in [-1, 1]; the first eight are for now
-    phase: int | None = None  # frame of the reference that it follows; None without a reference
+    phase: int | None = None  # frame of the recording that it follows; None without a reference
     matches: Matches | None = None  # the sixteen point pairs it was shown; None where nothing was matched
     progress: Progress | None = None  # to be handed to the next look, where the phase is by what is seen
     doubt: str = ""  # what looks wrong with this frame alone
-    reason: str = ""  # why it should not be executed: a doubt at the first frame of an episode, or twice in a row
+    stuck: str = ""  # why nothing more is to be expected of this episode
+    reason: str = ""  # why it should not be executed: stuck, a doubt at the first frame of an episode, or two in a row
 
     @property
     def valid_points(self) -> int:
@@ -62,6 +63,11 @@ class Plan:
     def confidence(self) -> float:
         """Mean over the valid points, 0 to 1; 0 without any."""
         return float(self.matches.confidence[self.matches.valid].mean()) if self.matches and self.valid_points else 0.0
+
+    @property
+    def lost(self) -> bool:
+        """The hand is off the reference's track, and on its way back to before the contact."""
+        return self.progress is not None and self.progress.returning
 
     @property
     def unmatched(self) -> bool:
@@ -123,15 +129,13 @@ class Planner:
         relations = self.following.step(looks)
         plans = self.policy.plan([Request(r, z) for r, z in zip(relations, noises, strict=True)], self.lanes)
         return [
-            replace(plan, doubt=_doubt(look, relation))
-            for look, relation, plan in zip(looks, relations, plans, strict=True)
+            replace(plan, doubt=_doubt(relation), stuck="" if relation.progress is None else relation.progress.stuck)
+            for relation, plan in zip(relations, plans, strict=True)
         ]
 
 
-def _doubt(look: Look, relation: Relation) -> str:
-    if relation.looked_at is None:
-        return ""
-    return doubt(relation.frame, look.reference.witnesses[relation.looked_at], relation)
+def _doubt(relation: Relation) -> str:
+    return "" if relation.witness is None else doubt(relation.frame, relation.witness, relation)
 
 
 @dataclass(frozen=True)
@@ -150,7 +154,7 @@ class Guard:
         if self.actions is not None and elapsed > self.elapsed and design.action_cm:
             last = self.actions[min(elapsed - self.elapsed, SPEC.chunk) - 1]
             actions = without_jump(actions, last, LARGEST_CHANGE * design.action_limit)
-        plan = replace(plan, actions=actions, reason=plan.doubt if now else "")
+        plan = replace(plan, actions=actions, reason=(plan.doubt if now else "") or plan.stuck)
         return plan, Guard(doubts, actions, elapsed)
 
 

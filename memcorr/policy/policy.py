@@ -74,7 +74,7 @@ class Policy(Follows):
             sampled = self.sampler.sample(self.condition(batch).to(self._where), z)
             chunks = self.normalisation.original_action(sampled.cpu().numpy().astype(np.float64))
             for chunk, r in zip(np.clip(chunks, -limit, limit), (request.relation for request in batch), strict=True):
-                plans.append(Plan(chunk, r.phase, r.matches, r.progress))
+                plans.append(Plan(chunk, r.recorded, r.matches, r.progress))
         return plans[: len(requests)]
 
 

@@ -149,7 +149,7 @@ class Servo(Follows):
             chunk[:, :3] = displacements(r, self.design.action_cm)
             chunk[:, 3:] = self._recorded(r)[:, 3:]
         chunk = np.clip(chunk, -limit, limit)
-        return Plan(hurried(chunk, limit, self.gains) if r.returning else chunk, r.phase, r.matches, r.progress)
+        return Plan(hurried(chunk, limit, self.gains) if r.returning else chunk, r.recorded, r.matches, r.progress)
 
     def _recorded(self, relation: Relation) -> NDArray[np.float64]:
         """The reference's commands (16, A) from its current frame on, its last one held."""

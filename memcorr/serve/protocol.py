@@ -9,7 +9,6 @@ with one line that its sender can act on.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,15 +108,9 @@ def _array(name: Any, shape: Any, data: Any) -> NDArray:
 class Upload(Demonstration):
     """A reference that a client brought; its images are in memory."""
 
-    images: tuple[NDArray, ...] = ()  # rgb, depth, mask
-
-    def frames(self, ts: Iterable[int]) -> list[Frame]:
-        rgb, depth, mask = self.images
-        return [Frame(rgb[t], depth[t], mask[t], self.camera(t), self.robot_state[t], self.gripper[t]) for t in ts]
-
     @property
     def nbytes(self) -> int:
-        return sum(image.nbytes for image in self.images)
+        return sum(image.nbytes for image in (self.images or {}).values())
 
 
 @dataclass(frozen=True)
@@ -221,7 +214,7 @@ def read_upload(content: dict[str, Any]) -> Upload:
         action=action.astype(np.float64, copy=False),  # none: how the hand moved stands for it
         recorded_joint=None,
         object_pose=None,
-        images=(a["rgb"], a["depth"], a["mask"]),
+        images={name: a[name] for name in ("rgb", "depth", "mask")},
     )
     for t, frame in enumerate(upload.frames(range(T))):
         _checked(frame, f"reference, frame {t}")

@@ -14,6 +14,7 @@ import numpy as np
 from ..spec import DOOR, Array, Task, opposite
 from .pairs import Grip
 from .scenes import Scene
+from .stock import StockWorld
 from .world import GRIPPER_COMMAND, MOCAP_LOW, World
 
 GAIN = 8.0  # action per metre of error
@@ -38,6 +39,8 @@ def smoothstep(x: float, lo: float, hi: float) -> float:
 
 def act(world: World, task: Task) -> Array:
     """The expert's action (4) in the world's current state."""
+    if isinstance(world, StockWorld):
+        return world.expert()
     grip, hand = world.pair.grips[task], world.hand
     plan = _door if world.pair.name == DOOR else _any
     target, off_track = plan(world, grip, hand), _off_track(world, grip, hand)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ..errors import UserError
-from ..spec import SPEC, WORLD_TASKS, Array, Band
+from ..spec import SPEC, STOCK, WORLD_TASKS, Array, Band, Task, stock_task, tasks_of
 from .points import POINTS
 
 Vector = tuple[float, float, float]
@@ -294,5 +294,10 @@ assert list(PAIRS) == list(WORLD_TASKS)
 
 def find_pair(name: str) -> Pair:
     if name not in PAIRS:
-        raise UserError(f"unknown world {name!r}: choose one of {', '.join(PAIRS)}")
+        raise UserError(f"unknown world {name!r}: choose one of {', '.join(PAIRS)}, or {STOCK}NAME")
     return PAIRS[name]
+
+
+def find_tasks(world: str) -> tuple[Task, ...]:
+    """Of a pair, or of one of Meta-World's own tasks."""
+    return tasks_of(world) if stock_task(world) else find_pair(world).tasks

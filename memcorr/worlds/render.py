@@ -81,10 +81,10 @@ class Renderer:
         self._context.readDepthMap = mujoco.mjtDepthMap.mjDEPTH_ZEROFAR
         atexit.register(self.close)  # before the interpreter takes the GL libraries away
 
-    def set_object(self, body: int) -> None:
-        """The object whose visible pixels are the mask: the geoms of one rigid body."""
+    def set_object(self, *bodies: int) -> None:
+        """The object whose visible pixels are the mask: the geoms of one rigid body, or of several."""
         self.model.geom_group[:] = self._groups
-        self.model.geom_group[(self.model.geom_bodyid == body) & (self._groups <= 2)] = OBJECT_GROUP
+        self.model.geom_group[np.isin(self.model.geom_bodyid, bodies) & (self._groups <= 2)] = OBJECT_GROUP
 
     def camera(self, data: mujoco.MjData, size: Size) -> Camera:
         """Intrinsics from the field of view, extrinsics from the camera's current pose."""

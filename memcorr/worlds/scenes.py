@@ -16,7 +16,7 @@ import numpy as np
 from scipy.stats import qmc
 
 from ..errors import UserError
-from ..spec import DOOR, SPEC, TEST_SETS, TestSet
+from ..spec import DOOR, SPEC, TEST_SETS, TestSet, stock_task
 from .disturbances import Disturbance, drawn
 
 SCENE_COUNTS: dict[TestSet, int] = {
@@ -36,7 +36,7 @@ class Scene:
     condition: Literal["demonstrations"] | TestSet
     index: int  # position within its set; for demonstrations and validation the pair number
     seed: int  # what the set was drawn with
-    u: tuple[float, float]  # normalised position, [0, 1]^2
+    u: tuple[float, float]  # normalised position, [0, 1]^2; 0, 0 where Meta-World draws its own
     camera_azimuth_deg: float = 0.0  # query camera, about the vertical axis
     camera_elevation_deg: float = 0.0
     world: str = DOOR
@@ -106,11 +106,21 @@ def disturbed_scenes(seed: int = 0, pairs: int = SPEC.pairs, world: str = DOOR) 
     return scenes
 
 
+def _stock_scenes(condition: TestSet, seed: int, count: int, world: str) -> list[Scene]:
+    """Placements of a task of Meta-World; it draws them itself, and has no bands."""
+    if condition not in ("validation", "camera"):
+        raise UserError(f"--condition {condition}: {world} has its own placements: give validation or camera")
+    turns = [SPEC.camera_shift_deg * (-1) ** i if condition == "camera" else 0.0 for i in range(count)]
+    return [Scene(condition, i, seed, (0.0, 0.0), turn, world=world) for i, turn in enumerate(turns)]
+
+
 def evaluation_scenes(condition: TestSet, seed: int = 0, count: int | None = None, world: str = DOOR) -> list[Scene]:
     """The evaluation set of one condition. `validation` are demonstration pairs 80-99."""
     if condition not in TEST_SETS:
         raise UserError(f"unknown condition {condition!r}: choose one of {', '.join(TEST_SETS)}")
     count = SCENE_COUNTS[condition] if count is None else count
+    if stock_task(world):
+        return _stock_scenes(condition, seed, count, world)
     if condition == "validation":
         held_out = demonstration_scenes(seed, world=world)[SPEC.train_pairs :][:count]
         return [replace(scene, condition=condition) for scene in held_out]

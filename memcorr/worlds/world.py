@@ -26,7 +26,7 @@ from scipy.spatial.transform import Rotation
 
 from ..errors import UserError
 from ..frames import Camera, Frame, look_at
-from ..spec import DOOR, SPEC, Array, Task
+from ..spec import DOOR, SPEC, Array, Task, stock_task
 from .gl import mujoco
 from .pairs import Pair, find_pair
 from .render import Renderer
@@ -114,6 +114,8 @@ def build_model(scene: str, furnish: Callable[[mujoco.MjSpec], None] | None = No
 
 class World:
     """One simulated scene. Rendering starts lazily: one GL context per process."""
+
+    steps = SPEC.episode_steps  # of an episode
 
     def __init__(self, pair: Pair | str = DOOR, view: View | None = None) -> None:
         self.pair = pair = find_pair(pair) if isinstance(pair, str) else pair
@@ -228,11 +230,16 @@ class World:
         mujoco.mju_mat2Quat(self.model.cam_quat[self._camera], R_mujoco.flatten())
         mujoco.mj_camlight(self.model, self.data)
 
-    def step(self, action: NDArray[np.floating]) -> None:
-        """One control step: move the mocap by up to 1 cm per axis, five substeps of physics."""
+    @staticmethod
+    def checked(action: NDArray[np.floating]) -> Array:
         a = np.asarray(action, np.float64)
         if a.shape != (SPEC.action_dim,) or not math.isfinite(a @ a):
             raise ValueError(f"an action is {SPEC.action_dim} finite numbers, not {action!r}")
+        return a
+
+    def step(self, action: NDArray[np.floating]) -> None:
+        """One control step: move the mocap by up to 1 cm per axis, five substeps of physics."""
+        a = self.checked(action)
         a = np.minimum(np.maximum(a, -1.0), 1.0)  # as np.clip, in a tenth of the time
         wanted = self.data.mocap_pos[0] + ACTION_SCALE * a[:3]
         self.data.mocap_pos[0] = np.minimum(np.maximum(wanted, MOCAP_LOW), MOCAP_HIGH)
@@ -312,4 +319,15 @@ def shared_world(name: str = DOOR, view: View | None = None) -> World:
     return _shared(name, view)
 
 
-_shared = cache(World)  # would take a view that is left out for another than None
+def object_points(name: str) -> Array:
+    """The points (16, 3) of ground truth in the frame of the moving body."""
+    return shared_world(name).pair.points if stock_task(name) else find_pair(name).points
+
+
+@cache
+def _shared(name: str, view: View | None) -> World:
+    if stock_task(name):
+        from .stock import StockWorld
+
+        return StockWorld(name, view)
+    return World(name, view)

@@ -1,0 +1,98 @@
+"""A recording at a speed that can be followed: fast motion slowed, pauses cut, the end held.
+
+A follower lags behind commands near its limit, and a phase that is found by what is seen stands still where nothing
+moves. So a reference is retimed once, when it is taken up. `Demonstration.recorded` maps each frame to the file's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..spec import SPEC, Array
+from .store import Demonstration
+
+FASTEST = 0.6  # longest displacement per step, in units of action
+TOLERATED = 1.05  # times that is left as it is
+PAUSE = 4  # frames of a pause that stay
+IDLE, IDLE_M = 0.05, 0.0005  # displacement per step, commanded (in actions) and made (metres), that counts as none
+FINGERS_M = 0.0005  # by which the fingers move in a step in which the gripper works
+DECAY = 0.8  # per step, of a last motion that a recording was cut in
+
+
+def speeds(d: Demonstration) -> Array:
+    """(T,) how far the hand was sent in each step, in units of action; how far it went, where that is not known."""
+    if d.action.shape[1] < 3:
+        return np.asarray(np.linalg.norm(100 * np.diff(d.gripper, axis=0, append=d.gripper[-1:]), axis=1))
+    return np.asarray(np.linalg.norm(d.action[:, :3], axis=1))
+
+
+def pauses(d: Demonstration) -> NDArray[np.bool_]:
+    """(T,) whether nothing happens in a step: the hand stands, and the gripper does not work."""
+    made = np.linalg.norm(np.diff(d.gripper, axis=0, append=d.gripper[-1:]), axis=1)
+    still = (speeds(d) < IDLE) & (made < IDLE_M)
+    if d.action.shape[1] > 3:
+        changes = np.abs(np.diff(d.action[:, 3:], axis=0, prepend=d.action[:1, 3:])).max(axis=1) > 1e-6
+        still &= ~changes
+    if d.robot_state.shape[1] == SPEC.state_dim:
+        opening = np.linalg.norm(d.robot_state[:, 3:6] - d.robot_state[:, 6:9], axis=1)
+        still &= np.abs(np.diff(opening, append=opening[-1:])) < FINGERS_M
+    return np.asarray(still, np.bool_)
+
+
+def durations(d: Demonstration) -> Array:
+    """(T,) new steps that each recorded step takes: more than one where it is fast, none within a pause."""
+    wanted = np.maximum(speeds(d) / FASTEST, 1.0)
+    wanted[wanted <= TOLERATED] = 1.0
+    still, run = pauses(d), 0
+    last = len(still) - 1 - int(np.argmax(~still[::-1])) if (~still).any() else -1
+    for t in range(last):  # what is still at the end is the end
+        run = run + 1 if still[t] else 0
+        if run > PAUSE:
+            wanted[t] = 0.0
+    return wanted
+
+
+def paced(d: Demonstration) -> Demonstration:
+    """The recording as it is followed; itself where nothing is to be changed."""
+    taken, cut = durations(d), bool(speeds(d)[-PAUSE:].max() > 0.1)
+    if (taken == 1.0).all() and not cut:
+        return d
+    ends = np.cumsum(taken)
+    at = np.interp(np.arange(int(ends[-1])), np.concatenate([[0.0], ends]), np.arange(len(d) + 1.0))
+    at = np.minimum(at, len(d) - 1.0)
+    action = d.action[at.astype(np.int64)].copy()
+    if action.shape[1] >= 3:
+        sent = np.where(taken[:, None] > 0, d.action[:, :3], 0.0)
+        travelled = np.concatenate([np.zeros((1, 3)), np.cumsum(sent, axis=0)])
+        where = np.append(at, len(d))
+        path = np.stack([np.interp(where, np.arange(len(d) + 1.0), column) for column in travelled.T], axis=1)
+        action[:, :3] = np.diff(path, axis=0)
+    if cut:  # the last chunk needs frames to plan from
+        at = np.append(at, np.full(SPEC.chunk, len(d) - 1.0))
+        tail = np.repeat(action[-1:], SPEC.chunk, axis=0)
+        tail[:, :3] *= DECAY ** np.arange(1, SPEC.chunk + 1)[:, None]
+        action = np.concatenate([action, tail])
+    nearest = np.rint(at).astype(np.int64)
+
+    def between(values: Array) -> Array:
+        frames = np.arange(len(values))
+        return np.stack([np.interp(at, frames, column) for column in values.T], axis=1)
+
+    def there(values: Array | None) -> Array | None:
+        return None if values is None else values[nearest]
+
+    return replace(
+        d,
+        K=d.K[nearest],
+        T_world_cam=d.T_world_cam[nearest],
+        robot_state=between(d.robot_state),
+        gripper=between(d.gripper),
+        action=action,
+        recorded=nearest if d.recorded is None else d.recorded[nearest],
+        recorded_joint=there(d.recorded_joint),
+        object_pose=there(d.object_pose),
+        time=there(d.time),
+    )
