@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..correspondence.lift import ReferenceFrame, match_frames, prepare_references
 from ..correspondence.matcher import Matcher
@@ -16,11 +15,11 @@ from ..demos.pace import paced
 from ..demos.store import Demonstration
 from ..errors import UserError
 from ..frames import check_frame
-from ..spec import SPEC
+from ..spec import SPEC, Array
 from .course import Course
 from .doubts import Witness
 
-CLEAR = 0.35  # of the most pixels of the object that any frame shows
+CLEAR, ENOUGH = 0.35, 0.01  # of the most pixels that any frame shows of the object, or of the image's, see it well
 
 
 class Reference:
@@ -46,12 +45,12 @@ class Reference:
         return self if slowed is self.demonstration else type(self)(slowed, self.matcher)
 
     @cached_property
-    def visible(self) -> NDArray[np.int64]:
-        """(T,) pixels of the object in every frame that is looked at, 0 in the others."""
-        pixels = np.zeros(len(self), np.int64)
+    def visible(self) -> Array:
+        """(T,) share of the image that the object fills in every frame that is looked at, 0 in the others."""
+        share = np.zeros(len(self))
         for j, frame in zip(self.looks, self.demonstration.frames(self.looks), strict=True):
-            pixels[j] = int((frame.mask & (frame.depth > 0)).sum())
-        return pixels
+            share[j] = (frame.mask & (frame.depth > 0)).mean()
+        return share
 
     @cached_property
     def looks(self) -> list[int]:
@@ -99,4 +98,4 @@ class Reference:
 
     def is_clear(self, j: int) -> bool:
         """Whether enough of the object is seen in a frame that is looked at to match it."""
-        return bool(self.visible[j] >= CLEAR * self.visible.max())
+        return bool(self.visible[j] >= min(CLEAR * self.visible.max(), ENOUGH))
