@@ -11,7 +11,7 @@ from ..correspondence.lift import ReferenceFrame, match_frames, prepare_referenc
 from ..correspondence.matcher import Matcher
 from ..correspondence.matches import motion_of
 from ..correspondence.rigid import interpolated
-from ..demos.pace import paced
+from ..demos.pace import Pace, paced
 from ..demos.store import Demonstration
 from ..errors import UserError
 from ..frames import check_frame
@@ -33,16 +33,18 @@ class Reference:
                 raise UserError(f"{demonstration.path}: the reference's {name} holds NaN or infinity")
         self.demonstration, self.matcher = demonstration, matcher
         self._prepared: dict[int, ReferenceFrame] = {}
+        self._paced: dict[Pace, Reference] = {}
         self.witnesses: dict[int, Witness] = {}  # of the frames that are prepared
 
     def __len__(self) -> int:
         return len(self.demonstration)
 
-    @cached_property
-    def paced(self) -> Reference:
-        """The recording at a speed that can be followed (`demos.pace`), where the phase is found by what is seen."""
-        slowed = paced(self.demonstration)
-        return self if slowed is self.demonstration else type(self)(slowed, self.matcher)
+    def at_pace(self, pace: Pace) -> Reference:
+        """The recording at a speed that can be followed."""
+        if pace not in self._paced:
+            slowed = paced(self.demonstration, pace)
+            self._paced[pace] = self if slowed is self.demonstration else Reference(slowed, self.matcher)
+        return self._paced[pace]
 
     @cached_property
     def visible(self) -> Array:
