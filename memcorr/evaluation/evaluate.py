@@ -24,11 +24,11 @@ from ..policy.checkpoint import MODEL, model_update
 from ..policy.policy import policy_folder
 from ..policy.servo import SERVO
 from ..runs import Workers, claimed, slots, spread, threads
-from ..spec import DOOR, SPEC, Task, TestSet, stock_task, tasks_of
+from ..spec import DOOR, SPEC, Task, TestSet, tasks_of
 from ..training.experiments import Config, Experiment
 from ..worlds.disturbances import Disturbance
 from ..worlds.pairs import find_tasks
-from ..worlds.scenes import disturb, evaluation_scenes
+from ..worlds.scenes import disturb, evaluation_scenes, usual_condition
 from ..worlds.world import View, shared_world
 from .controllers import REFERENCE_PAIR, REPLAYS, SCRIPTED, make_controller
 from .episodes import EPISODES, Episode, Outcome, read_episodes, write_episodes
@@ -144,7 +144,7 @@ def list_jobs(
     if unknown := [task for task in tasks if task not in known]:
         raise UserError(f"--tasks {unknown[0]}: the tasks of {world} are {' and '.join(known)}")
     jobs = []
-    for condition in conditions or (("validation",) if stock_task(world) else ("combined",)):
+    for condition in conditions or (usual_condition(world),):
         everything = evaluation_scenes(condition, scene_seed, world=world)
         if disturbances:
             everything = [disturb(scene, *disturbances) for scene in everything]

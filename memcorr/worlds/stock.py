@@ -78,7 +78,7 @@ def environment(name: str) -> tuple[Any, Any, bool]:
 class Snapshot:
     """All that the future of a stock world depends on."""
 
-    physics: Array
+    physics: Any  # mujoco.MjData, whole: Meta-World reads derived quantities as its last step left them
     places: tuple[Array, ...]  # of bodies and sites in the model
     own: dict[str, Any]  # what Meta-World's environment remembers
     success: bool
@@ -152,6 +152,7 @@ class StockWorld(World):
         env._get_state_rand_vec = accepted.copy
         env.reset()
         del env._get_state_rand_vec
+        env._last_rand_vec = accepted
         if self._base_stood is not None:  # the goal alone is drawn: what it belongs to is moved with it
             low, high = self._range
             self.model.body_pos[self._base] = self._base_stood + (accepted - (low + high) / 2)[3:]
@@ -288,9 +289,10 @@ class StockWorld(World):
         return succeeded
 
     def snapshot(self) -> Any:
-        physics = super().snapshot()
         own = {name: copy.deepcopy(getattr(self.env, name)) for name in self._names if self._changes(name)}
-        return Snapshot(physics, tuple(array.copy() for array in self._places), own, self._success, self._stood)
+        return Snapshot(
+            copy.copy(self.data), tuple(array.copy() for array in self._places), own, self._success, self._stood
+        )
 
     def _changes(self, name: str) -> bool:
         kinds = (np.ndarray, float, int, bool, tuple, type(None), np.floating)
@@ -310,9 +312,8 @@ class StockWorld(World):
         for name, value in state.own.items():
             setattr(self.env, name, copy.deepcopy(value))
         self._success, self._stood = state.success, state.stood
-        mujoco.mj_setState(self.model, self.data, state.physics, mujoco.mjtState.mjSTATE_INTEGRATION)
+        self.data = self.env.data = copy.copy(state.physics)
         self._clear()
-        mujoco.mj_forward(self.model, self.data)
 
     def step(self, action: NDArray[np.floating]) -> None:
         *_, info = self.env.step(self.checked(action))
