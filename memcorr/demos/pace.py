@@ -22,7 +22,7 @@ class Pace:
 
     fastest: float = 0.6  # longest displacement per step, in units of action
     tolerated: float = 1.05  # times that is left as it is
-    pause: int = 4  # frames of a pause that stay
+    pause: int = 12  # frames of a pause that stay
     idle: float = 0.05  # commanded displacement per step, in units of action, that counts as none
     idle_m: float = 0.0005  # and made
     creep_m: float = 0.003  # that the hand moves in all of them together, and it is no pause
