@@ -40,8 +40,9 @@ class MemCorrConfig(PreTrainedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= self.n_action_steps <= self.horizon:
-            raise ValueError(f"--policy.n_action_steps={self.n_action_steps}: a plan has {self.horizon} actions")
+        if self.horizon != SPEC.chunk or not 1 <= self.n_action_steps <= SPEC.chunk:
+            given = f"--policy.horizon={self.horizon} --policy.n_action_steps={self.n_action_steps}"
+            raise ValueError(f"{given}: a plan has {SPEC.chunk} actions")
         self.input_features = self.input_features or {
             RGB: PolicyFeature(FeatureType.VISUAL, (3, SPEC.image_size, SPEC.image_size)),
             OBS_STATE: PolicyFeature(FeatureType.STATE, (SPEC.state_dim,)),

@@ -39,7 +39,7 @@ Batch = dict[str, Any]
 class Followed:
     """One environment's episode under way."""
 
-    began: Observation | None = None  # its first frame
+    began: Observation  # its first frame
     progress: dict[Reference, Progress | None] = field(default_factory=dict)  # in each reference that it was shown
 
 
@@ -141,22 +141,25 @@ class MemCorrPolicy(PreTrainedPolicy):
         clock = self._replan * self.config.n_action_steps
         elapsed = [int(e) for e in batch["observation.elapsed"].ravel()] if "observation.elapsed" in batch else None
         self._replan += 1
-        shown = [i for i, task in enumerate(tasks) if task]
-        looks = [self._look(i, tasks[i], found[i], elapsed[i] if elapsed else clock) for i in shown]
+        told = [self._look(i, tasks[i], frame, elapsed[i] if elapsed else clock) for i, frame in enumerate(found)]
+        looks = {i: look for i, look in enumerate(told) if look is not None}
         requests = [Request(Relation(frame), noise, empty=True) for frame, noise in zip(found, noises, strict=True)]
-        for i, look, relation in zip(shown, looks, self.planner.following.step(looks), strict=True):
+        for i, relation in zip(looks, self.planner.following.step(list(looks.values())), strict=True):
             requests[i] = Request(relation, noises[i])
-            self._episodes[i].progress[look.reference] = relation.progress
+            self._episodes[i].progress[looks[i].reference] = relation.progress
         plans = self.planner.policy.plan(requests, self.config.lanes)
         return torch.from_numpy(np.stack([plan.actions for plan in plans]))
 
-    def _look(self, environment: int, task: str, frame: Frame, elapsed: int) -> Look:
-        """What this environment sees, with what is remembered of its episode; step 0 begins another."""
-        if not elapsed or environment not in self._episodes:
-            self._episodes[environment] = Followed()
-        episode, seen, reference = self._episodes[environment], Observation(frame), self.reference(task)
-        began, episode.began = episode.began, episode.began or seen
-        return Look(seen, reference, elapsed, episode.progress.get(reference), began)
+    def _look(self, environment: int, task: str, frame: Frame, elapsed: int) -> Look | None:
+        """What this environment sees, with what is remembered of its episode; step 0 begins another, whatever is told.
+        None if no task is."""
+        seen = Observation(frame)
+        if begins := not elapsed or environment not in self._episodes:
+            self._episodes[environment] = Followed(seen)
+        if not task:
+            return None
+        episode, reference = self._episodes[environment], self.reference(task)
+        return Look(seen, reference, elapsed, episode.progress.get(reference), None if begins else episode.began)
 
     def select_action(self, batch: Batch, **kwargs: Any) -> Tensor:
         """

@@ -37,11 +37,13 @@ from .episode import Episode, Guide, usual_share
 from .panel import BACK, ON_A_PAGE, SPEED, UP, WAYS, Order, Panel
 from .record import picture, record
 from .stage import Stage
+from .visitors import guarded
 
 log = logging.getLogger(__name__)
 NUDGE, BASE_M, HAND_M = 0.15, 0.02, 0.05  # share of the neutral range, metres, metres: one push
 QUIET = 0.3  # seconds without an order after which a lane that stands still looks ahead
-SLIDERS = ("u x", "u y", "start", "camera", "speed")  # only their last position counts
+# Of several such orders that wait the last counts.
+ONCE = ("u x", "u y", "start", "camera", "speed", "follow", "record", "world", "page")
 KEPT = 8  # references prepared for the matcher
 
 
@@ -86,7 +88,7 @@ class Lab:
         with self.server.atomic():
             self.stage = Stage(self.server, self.world, self.names)
             self.panel = Panel(self.server, self.inbox, self.world.pair, self.names, share)
-        self.usual_start = self.panel.start.value
+        self.usual_start = self.panel.number("start")
         scene = Scene("validation", 0, 0, (0.5, 0.5), world=name)
         self.episode = Episode(self.world, scene, self.guide(first))
         self.fill_gallery()
@@ -113,19 +115,19 @@ class Lab:
     # Orders
 
     def obey(self, order: Order) -> None:
-        e, value = self.episode, order.value
+        self.panel.check(order)
+        e, value, number = self.episode, order.value, self.panel.number
         match order.what:
             case "run":
                 self.run_order(value)
             case "speed":
-                self.speed = value
+                self.speed = number("speed")
             case "u x" | "u y":
-                x, y = (slider.value for slider in self.panel.u)
-                e.place((x, y))
+                e.place((number("u x"), number("u y")))
             case "start":
-                e.put_joint(None if value == self.usual_start else value)
+                e.put_joint(None if number("start") == self.usual_start else number("start"))
             case "camera":
-                e.turn_camera(value)
+                e.turn_camera(number("camera"))
             case "object":
                 self.push(value)
             case "base":
@@ -153,11 +155,10 @@ class Lab:
         if what == "step":
             self.episode.advance()
         elif what == "reset":
-            e = self.episode
-            x, y = (slider.value for slider in self.panel.u)
-            share, azimuth = self.panel.start.value, self.panel.camera.value
+            e, number = self.episode, self.panel.number
+            u, share, azimuth = (number("u x"), number("u y")), number("start"), number("camera")
             start = None if share == self.usual_start else share
-            e.begin(replace(e.scene, u=(x, y), start=start, camera_azimuth_deg=azimuth), e.now.guide)
+            e.begin(replace(e.scene, u=u, start=start, camera_azimuth_deg=azimuth), e.now.guide)
 
     def push(self, how: str) -> None:
         """The object's joint by hand: back to where it started, or some way towards one of the goals."""
@@ -198,6 +199,10 @@ class Lab:
                 except UserError as problem:
                     self.playing = False
                     self.panel.say(str(problem), wrong=True)
+                except Exception:
+                    log.exception(f"{order.what!r} could not be done")
+                    self.playing = False
+                    self.panel.say(f"{order.what} could not be done; the log says why", wrong=True)
             if self.playing and now >= due:
                 was_over = self.episode.now.over
                 self.episode.advance()
@@ -222,14 +227,14 @@ class Lab:
         return max(quiet + QUIET - time.monotonic(), 0.0) if self.waiting else None
 
     def orders(self, patience: float | None) -> list[Order]:
-        """Everything in the inbox, after waiting for something; of a slider on its way the last position."""
+        """Everything in the inbox, after waiting for something; of what counts once the last."""
         found: list[Order] = []
         with contextlib.suppress(Empty):
             found.append(self.inbox.get(timeout=patience) if patience != 0 else self.inbox.get_nowait())
             while True:
                 found.append(self.inbox.get_nowait())
         last = {order.what: i for i, order in enumerate(found)}
-        return [order for i, order in enumerate(found) if order.what not in SLIDERS or last[order.what] == i]
+        return [order for i, order in enumerate(found) if order.what not in ONCE or last[order.what] == i]
 
     def show(self) -> None:
         sights = self.episode.see()
@@ -244,7 +249,7 @@ def run_lab(policy: str, world: str | None, data: Path | None, matcher: str, out
     """What the command line runs; returns after Ctrl-C or SIGTERM."""
     _check_free(host, port)
     lab = Lab(policy, matcher, data, world, out)
-    with contextlib.redirect_stdout(io.StringIO()):  # a banner
+    with contextlib.redirect_stdout(io.StringIO()), guarded(host):  # a banner
         server = viser.ViserServer(host, port, verbose=False)
     try:
         if port not in (0, server.get_port()):

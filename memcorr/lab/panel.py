@@ -17,6 +17,7 @@ import numpy as np
 import viser
 
 from ..demos.store import Demonstration
+from ..errors import UserError
 from ..show.video import LEGEND, SIDE, Image, towards
 from ..spec import WORLD_TASKS
 from ..worlds.pairs import Pair
@@ -29,6 +30,7 @@ LEFT, SPEED = 430, 20  # pixels, control steps per second
 WAYS = {"-x": (-1.0, 0.0, 0.0), "+x": (1.0, 0.0, 0.0), "-y": (0.0, -1.0, 0.0), "+y": (0.0, 1.0, 0.0)}
 UP = {"up": (0.0, 0.0, 1.0)}
 BACK = "set back"
+MOST_ORDERS = 100  # that wait; what comes then is not heard
 CELL = 'style="text-align:left;font-weight:normal;padding:0.1em 0.6em 0.1em 0;vertical-align:top;white-space:nowrap"'
 
 
@@ -47,6 +49,8 @@ class Panel:
         self, server: viser.ViserServer, inbox: SimpleQueue[Order], pair: Pair, names: Sequence[str], share: float
     ) -> None:
         self.gui, self.inbox, self.pair = server.gui, inbox, pair
+        self._sliders: dict[str, tuple[Any, float, float]] = {}
+        self._options: dict[str, tuple[str, ...]] = {"page": ("earlier", "later"), "world": tuple(WORLD_TASKS)}
         gui = self.gui
         gui.reset()
         gui.configure_theme(show_logo=False, show_share_button=False, control_width="large")
@@ -62,7 +66,7 @@ class Panel:
         seen.set_width(LEFT)
         references = gui.add_panel()
         with references.add_tab("references"):
-            turn = gui.add_button_group("pairs", ("earlier", "later"))
+            turn = gui.add_button_group("pairs", self._options["page"])
             turn.on_click(self._tell("page"))
             self.gallery = gui.add_folder(None)
         references.dock_below(seen)
@@ -72,9 +76,23 @@ class Panel:
         """A callback; without a value the order carries the control's own."""
 
         async def send(event: Any) -> None:
-            self.inbox.put(Order(what, event.target.value if value is None else value))
+            if self.inbox.qsize() < MOST_ORDERS:
+                self.inbox.put(Order(what, event.target.value if value is None else value))
 
         return send
+
+    def number(self, what: str) -> float:
+        """Where a slider is. A page may send anything."""
+        slider, lowest, highest = self._sliders[what]
+        if not isinstance(slider.value, int | float) or not lowest <= slider.value <= highest:
+            raise UserError(f"{what}: a number from {lowest:g} to {highest:g} is expected")
+        return float(slider.value)
+
+    def check(self, order: Order) -> None:
+        if order.what in self._sliders:
+            self.number(order.what)
+        elif order.what in self._options and order.value not in self._options[order.what]:
+            raise UserError(f"{order.what}: choose {', '.join(self._options[order.what])}")
 
     def _controls(self, share: float) -> None:
         gui, first, second = self.gui, *self.pair.tasks
@@ -86,23 +104,25 @@ class Panel:
             record.on_click(self._tell("record"))
             self.recorded: Any = gui.add_progress_bar(0.0, visible=False)
         with gui.add_folder("scene"):
-            world = gui.add_dropdown("world", tuple(WORLD_TASKS), initial_value=self.pair.name)
+            world = gui.add_dropdown("world", self._options["world"], initial_value=self.pair.name)
             world.on_update(self._tell("world"))
-            self.u = [self._slider(f"u {axis}", f"position u {axis}", 0.0, 1.0, 0.01, 0.5) for axis in "xy"]
-            self.start = self._slider("start", "joint", 0.0, 1.0, 0.01, round(share, 2))
-            self.camera = self._slider("camera", "camera, degrees", -90.0, 90.0, 1.0, 0.0)
+            for axis in "xy":
+                self._slider(f"u {axis}", f"position u {axis}", 0.0, 1.0, 0.01, 0.5)
+            self._slider("start", "joint", 0.0, 1.0, 0.01, round(share, 2))
+            self._slider("camera", "camera, degrees", -90.0, 90.0, 1.0, 0.0)
         with gui.add_folder("push by hand"):
             self._group("object", (BACK, f"to {first}", f"to {second}"))
             self._group("base", tuple(WAYS))
             self._group("hand", (*WAYS, *UP))
 
     def _group(self, label: str, options: Sequence[str]) -> None:
+        self._options[label] = tuple(options)
         self.gui.add_button_group(label, options).on_click(self._tell(label))
 
-    def _slider(self, what: str, label: str, lowest: float, highest: float, step: float, value: float) -> Any:
+    def _slider(self, what: str, label: str, lowest: float, highest: float, step: float, value: float) -> None:
         slider = self.gui.add_slider(label, lowest, highest, step, value)
         slider.on_update(self._tell(what))
-        return slider
+        self._sliders[what] = slider, lowest, highest
 
     def fill_gallery(self, demonstrations: Sequence[Demonstration]) -> None:
         for entry in self._entries:
