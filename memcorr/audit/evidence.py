@@ -14,7 +14,7 @@ from typing import Literal, TypeVar, get_args
 import numpy as np
 
 from ..evaluation.intervention import ReferenceChoice
-from ..report.statistics import bootstrap_interval, clopper_pearson, configuration_means
+from ..report.statistics import bootstrap_interval, clopper_pearson, configuration_means, with_room
 from ..spec import Task
 
 SHOWN: tuple[ReferenceChoice, ...] = get_args(ReferenceChoice)
@@ -164,9 +164,8 @@ def summarised(name: str, unit: str, deaf: float, values: Sequence[tuple[str, fl
     means = _means(values)
     value, n = float(np.mean([v for _, v in values])), len(means)
     low, high = bootstrap_interval(means)
-    if unit != SD and np.ptp(means) == 0:  # the bootstrap knows no spread, but another scene might differ
-        room = clopper_pearson(0, n)[1]
-        low, high = max(value - room, -100.0 if deaf == 0 else 0.0), min(value + room, 100.0)
+    if unit != SD and np.ptp(means) == 0:
+        low, high = with_room(low, high, n, -100.0 if deaf == 0 else 0.0)
     return Measure(
         name, unit, deaf, value, low, high, n, judged(unit, deaf, low, high) if n >= FEWEST else "cannot tell"
     )

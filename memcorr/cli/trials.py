@@ -1,8 +1,9 @@
-"""The verb for everybody's policies: does it listen?"""
+"""The verbs for everybody's policies: does it listen, and is it better than another one?"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json as json_
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
 
@@ -10,7 +11,7 @@ import tyro
 
 from ..runs import CORES
 from ..spec import DOOR, SPEC, TestSet
-from .options import Count, MatcherName, Processes, Scenes, app, verb
+from .options import Count, MatcherName, Points, Processes, Scenes, app, verb
 
 
 @dataclass(frozen=True)
@@ -102,3 +103,33 @@ def audit(
     )
     print("\n".join(lines(result)))
     print(f"wrote {out / 'audit.html'}, audit.png and audit.json; open the page in a browser")
+
+
+@verb(app)
+def compare(
+    a: tyro.conf.Positional[Path],
+    b: tyro.conf.Positional[Path],
+    where: tuple[str, ...] = (),
+    of_a: tuple[str, ...] = (),
+    of_b: tuple[str, ...] = (),
+    matters: Points = 10.0,
+    json: bool = False,
+) -> None:
+    """Is A better than B, worse, or can these rollouts not tell? And how many more would?
+
+    Args:
+        a: Rollouts: episodes.jsonl or a folder of them, or LeRobot's eval_info.json.
+        b: Others of the same scenes and tasks. LeRobot's pair by number: both need the same --seed.
+        where: Only rows with NAME=VALUE, such as condition=boundary; several may be given.
+        of_a: The same for A alone, such as reference=opposite, where it holds more than one kind of rollouts.
+        of_b: The same for B alone.
+        matters: Percentage points that would matter.
+        json: Print a list of what was found instead of lines.
+    """
+    from ..report.compare import compare
+
+    found = compare(a, b, where, of_a, of_b, matters)
+    print(json_.dumps([asdict(one) for one in found], indent=2) if json else "\n".join(one.line() for one in found))
+    unmatched = found[-1].difference.unmatched
+    if unmatched and not json:
+        print(f"{unmatched} rollouts have no partner on the other side and are left out")
