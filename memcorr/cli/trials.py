@@ -29,6 +29,8 @@ class Rolled(Scenes):
     the task's name, or None."""
     tasks: tuple[str, ...] = ()
     """Of that environment; conditions are exchanged between them."""
+    false_tasks: tuple[str, ...] = ()
+    """Names that the environment's policy is told falsely."""
     executed: Count = SPEC.executed
     """Actions of an answer that are made before it looks again (of MODULE:CALLABLE)."""
     episodes: tuple[Path, ...] = ()
@@ -57,6 +59,13 @@ class Conditions:
     matcher: MatcherName = "embedded"
     empty: bool = True
     """Whether it is also shown nothing; not for policies that were never trained without a condition."""
+    noise: bool = True
+    """Whether it is also given noise in place of all camera images."""
+    false: bool = True
+    """Whether it is also shown a false reference, of another object; not for policies that are told a task's name."""
+    false_references: Path | None = None
+    """Store whose pair 0 is the false reference; if not given, in memcorr's worlds, the next world's, recorded into OUT
+    where there is none."""
 
 
 @verb(app)
@@ -70,7 +79,7 @@ def audit(
     recordings: Recorded,
     reference: Conditions,
 ) -> None:
-    """Does a conditional policy listen? Right, empty and opposite conditions with paired intervals; a page and a JSON.
+    """Does a conditional policy listen, and look? Right and wrong conditions, paired; a checklist, a page and a JSON.
 
     Args:
         policy: shipped, the folder of a run, a scripted one, or MODULE:CALLABLE, any callable (observation, condition)
@@ -87,7 +96,8 @@ def audit(
 
     r = rollouts
     where = cast(TestSet, r.condition)  # checked where the scenes are drawn
-    online = Online(r.world, where, r.scene_seed, r.scenes, r.environment, r.tasks, r.executed, r.workers)
+    names = (r.environment, r.tasks, r.false_tasks)
+    online = Online(r.world, where, r.scene_seed, r.scenes, *names, r.executed, r.workers)
     result = run(
         policy,
         out,
@@ -99,6 +109,9 @@ def audit(
         references=reference.references,
         matcher=reference.matcher,
         empty=reference.empty,
+        noise=reference.noise,
+        false=reference.false,
+        false_references=reference.false_references,
         name=name,
     )
     print("\n".join(lines(result)))
