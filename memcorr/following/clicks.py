@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -90,8 +91,8 @@ def history(frames: Sequence[Frame]) -> tuple[Mask, Mask]:
     first = frames[0]
     returned = _returned(first)
     steady, left = np.zeros(returned.shape, bool), np.zeros(returned.shape, bool)
-    standing = np.stack([_standing(frame, _lifted(first, returned)) for frame in frames[1:]] or [[]])
-    if standing.size:
+    if len(frames) > 1:
+        standing = np.stack([_standing(frame, _lifted(first, returned)) for frame in frames[1:]])
         seen = np.maximum(((standing == HERE) | (standing == GONE)).sum(axis=0), 1)
         steady[returned] = (standing == HERE).sum(axis=0) / seen >= STEADY
         left[returned] = (standing == GONE).mean(axis=0) >= LEFT
@@ -154,7 +155,7 @@ def show_clicks(
 def overlay(frame: Frame, mask: Mask, clicks: Sequence[Point], away: Sequence[Point]) -> NDArray[np.uint8]:
     """Enlarged, the mask green, clicks on the object as green rings, others as red ones."""
     k = max(1, round(SHOWN / max(mask.shape)))
-    rgb = cv2.resize(np.ascontiguousarray(frame.rgb), None, fx=k, fy=k, interpolation=cv2.INTER_NEAREST)
+    rgb: NDArray[Any] = cv2.resize(np.ascontiguousarray(frame.rgb), None, fx=k, fy=k, interpolation=cv2.INTER_NEAREST)
     inside = cv2.resize(mask.astype(np.uint8), None, fx=k, fy=k, interpolation=cv2.INTER_NEAREST) > 0
     rgb[inside] = (0.45 * rgb[inside] + 0.55 * MASK_COLOUR).astype(np.uint8)
     for points, colour in ((clicks, (0, 120, 0)), (away, WRONG)):
