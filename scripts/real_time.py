@@ -51,7 +51,7 @@ def drive(env: Any, policy: MemCorrPolicy, scene: int, delay: int, continues: bo
         if fresh and previous is not None:
             jumps.append(float((action - previous)[:3].abs().max()))
         previous, since = action, since + 1
-        observation, _, terminated, truncated, info = env.step(action[None].numpy())
+        observation, _, terminated, truncated, _ = env.step(action[None].numpy())
         if terminated[0] or truncated[0]:
             return bool(terminated[0]), jumps
 
