@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from lerobot.configs import RTCAttentionSchedule
-from lerobot.envs.utils import preprocess_observation
+from lerobot.envs.utils import NEW_ROLLOUT_OPTION, preprocess_observation
 from lerobot.policies.rtc.action_queue import ActionQueue
 from lerobot.policies.rtc.configuration_rtc import RTCConfig
 from lerobot.rollout.inference.rtc import _normalize_prev_actions_length
@@ -27,7 +27,7 @@ EXECUTED, HORIZON = 8, 13  # actions between two looks; what is left of a chunk 
 def drive(env: Any, policy: MemCorrPolicy, scene: int, delay: int, continues: bool) -> tuple[bool, list[float]]:
     """Success, and the largest component by which the first action of each chunk differs from the one before."""
     queue = ActionQueue(RTCConfig(execution_horizon=HORIZON, prefix_attention_schedule=RTCAttentionSchedule.LINEAR))
-    observation, _ = env.reset(seed=[scene])
+    observation, _ = env.reset(seed=[scene], options={NEW_ROLLOUT_OPTION: True})
     policy.reset()
     jumps: list[float] = []
     previous, since, due, waiting = None, EXECUTED, 0, None

@@ -27,7 +27,7 @@ from memcorr.worlds.gl import mujoco as mujoco  # the renderer is chosen before 
 from memcorr.worlds.scenes import evaluation_scenes
 from memcorr.worlds.world import shared_world
 
-from .processor_memcorr import unpacked
+from .configuration_memcorr import unpacked
 
 SIZE = SPEC.image_size
 SHOWN = ("correct", "empty", "opposite")

@@ -30,8 +30,7 @@ from memcorr.policy.plan import Planner, Request, initial_noise
 from memcorr.policy.policy import Policy, load_trained
 from memcorr.spec import SPEC
 
-from .configuration_memcorr import RGB, MemCorrConfig
-from .processor_memcorr import EXACT, unpacked
+from .configuration_memcorr import EXACT, RGB, MemCorrConfig, unpacked
 
 Batch = dict[str, Any]
 NEEDED = (
@@ -52,7 +51,7 @@ class Planned:
 class Followed:
     """One environment's episode under way."""
 
-    began: Observation | None = None  # its first frame
+    began: Observation  # its first frame
     progress: dict[Reference, Progress | None] = field(default_factory=dict)  # in each reference that it was shown
 
 
@@ -122,16 +121,17 @@ class MemCorrPolicy(PreTrainedPolicy):
 
     def reset(self) -> None:
         """A new episode in every environment."""
-        self.drop_queued_actions()
+        self._queue: deque[Tensor] = deque()
+        self._dropped = 0  # actions of the last chunk that nobody made
+        self._told: list[str] = []
         self._planned: Planned | None = None
-        self._handed = 0  # actions, by `select_action`
         self._episodes: dict[int, Followed] = {}
         self._replan = 0
 
     def drop_queued_actions(self) -> None:
         """Looks again before the next action, as after an exchange of the reference; the episode goes on."""
-        self._queue: deque[Tensor] = deque()
-        self._told: list[str] = []
+        self._dropped += len(self._queue)
+        self._queue.clear()
 
     def supports_rtc(self) -> bool:
         """Real-time chunking: actions that are made while it plans are in-painted."""
@@ -178,18 +178,18 @@ class MemCorrPolicy(PreTrainedPolicy):
         clock = self._clock(left)
         elapsed = [int(e) for e in batch["observation.elapsed"].ravel()] if "observation.elapsed" in batch else None
         self._replan += 1
-        shown = [i for i, task in enumerate(tasks) if task]
-        looks = [self._look(i, tasks[i], found[i], elapsed[i] if elapsed else clock) for i in shown]
+        told = [self._look(i, tasks[i], frame, elapsed[i] if elapsed else clock) for i, frame in enumerate(found)]
+        looks = {i: look for i, look in enumerate(told) if look is not None}
         requests = [Request(Relation(frame), noise, empty=True) for frame, noise in zip(found, noises, strict=True)]
-        for i, look, relation in zip(shown, looks, self.planner.following.step(looks), strict=True):
+        for i, relation in zip(looks, self.planner.following.step(list(looks.values())), strict=True):
             requests[i] = Request(relation, noises[i])
-            self._episodes[i].progress[look.reference] = relation.progress
+            self._episodes[i].progress[looks[i].reference] = relation.progress
         if inference_delay and left is not None:
             made = left[:, :inference_delay].double().cpu().numpy()
             requests = [replace(request, prefix=some) for request, some in zip(requests, made, strict=True)]
         plans = self.planner.policy.plan(requests, self.config.lanes)
         chunk = torch.from_numpy(np.stack([plan.actions for plan in plans]))
-        self._planned = Planned(chunk, clock)
+        self._planned, self._dropped = Planned(chunk, clock), 0
         return chunk
 
     @staticmethod
@@ -203,23 +203,29 @@ class MemCorrPolicy(PreTrainedPolicy):
 
     def _clock(self, left: Tensor | None) -> int:
         """Control steps since the episode began: what is left of the last chunk says how much of it was done. Without
-        that, all looks are `n_action_steps` apart."""
-        if left is None or self._planned is None:
-            return self._handed or self._replan * self.config.n_action_steps
+        that, looks are `n_action_steps` apart, less what was dropped."""
+        if self._planned is None:
+            return 0
+        usual = self._planned.elapsed + self.config.n_action_steps - self._dropped
+        if left is None:
+            return usual
         chunk = self._planned.chunk.to(left)
         for done in range(chunk.shape[1]):
             both = min(left.shape[1], chunk.shape[1] - done)
             if torch.equal(chunk[:, done : done + both], left[:, :both]):
                 return self._planned.elapsed + done
-        return self._planned.elapsed + self.config.n_action_steps
+        return usual
 
-    def _look(self, environment: int, task: str, frame: Frame, elapsed: int) -> Look:
-        """What this environment sees, with what is remembered of its episode; step 0 begins another."""
-        if not elapsed or environment not in self._episodes:
-            self._episodes[environment] = Followed()
-        episode, seen, reference = self._episodes[environment], Observation(frame), self.reference(task)
-        began, episode.began = episode.began, episode.began or seen
-        return Look(seen, reference, elapsed, episode.progress.get(reference), began)
+    def _look(self, environment: int, task: str, frame: Frame, elapsed: int) -> Look | None:
+        """What this environment sees, with what is remembered of its episode; step 0 begins another, whatever is told.
+        None if no task is."""
+        seen = Observation(frame)
+        if begins := not elapsed or environment not in self._episodes:
+            self._episodes[environment] = Followed(seen)
+        if not task:
+            return None
+        episode, reference = self._episodes[environment], self.reference(task)
+        return Look(seen, reference, elapsed, episode.progress.get(reference), None if begins else episode.began)
 
     def select_action(self, batch: Batch, **kwargs: Any) -> Tensor:
         """
@@ -235,7 +241,6 @@ class MemCorrPolicy(PreTrainedPolicy):
         if not self._queue:
             chunk = self.predict_action_chunk(batch)
             self._queue.extend(chunk[:, : self.config.n_action_steps].unbind(1))
-        self._handed += 1
         return self._queue.popleft()
 
     def _noises(self, batch: Batch, count: int) -> list[np.ndarray]:

@@ -1,6 +1,6 @@
 """Run by LeRobot's own Python (`test_lerobot_plugin.py`): what LeRobot asks of a policy and of an environment's file.
 
-    python inside_lerobot.py STORE ENV_FILE
+python inside_lerobot.py STORE ENV_FILE
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from lerobot.envs.utils import _call_make_env, _import_hub_module, _normalize_hu
 from lerobot.policies.rtc.action_queue import ActionQueue
 from lerobot.policies.rtc.configuration_rtc import RTCConfig
 from lerobot.rollout.inference.rtc import _normalize_prev_actions_length, supports_rtc_inference
-from lerobot_policy_memcorr.configuration_memcorr import MemCorrConfig
+from lerobot_policy_memcorr.configuration_memcorr import MemCorrConfig, unpacked
 from lerobot_policy_memcorr.modeling_memcorr import MemCorrPolicy, frames
-from lerobot_policy_memcorr.processor_memcorr import unpacked
 
 Batch = dict[str, Any]
 
@@ -73,8 +72,14 @@ def an_exchanged_reference_drops_what_was_planned(policy: MemCorrPolicy, seen: B
     assert len(policy._queue) == 6
     policy.select_action(other)
     assert len(policy._queue) == 7  # planned anew, for the other reference
+    unclocked = {key: value for key, value in seen.items() if key != "observation.elapsed"}
+    policy.reset()
+    for _ in range(3):
+        policy.select_action(unclocked)
     policy.drop_queued_actions()
-    assert not policy._queue and policy._replan == 2 and policy._episodes
+    assert not policy._queue and policy._episodes
+    policy.select_action(unclocked)
+    assert policy._planned.elapsed == 3 and len(policy._queue) == 7
     policy.reset()
 
 
