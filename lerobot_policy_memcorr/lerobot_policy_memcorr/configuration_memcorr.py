@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
+import torch
 from lerobot.configs import FeatureType, NormalizationMode, PolicyFeature, PreTrainedConfig
 from lerobot.optim import AdamWConfig
 from lerobot.utils.constants import ACTION, OBS_STATE
@@ -11,6 +13,7 @@ from lerobot.utils.constants import ACTION, OBS_STATE
 from memcorr.spec import SPEC
 
 RGB = "observation.images.rgb"
+EXACT = "observation.robot_state"  # of our environments: nested, and so left alone on its way
 
 
 @PreTrainedConfig.register_subclass("memcorr")
@@ -76,3 +79,18 @@ class MemCorrConfig(PreTrainedConfig):
     @property
     def reward_delta_indices(self) -> None:
         return None
+
+
+def unpacked(observation: dict[str, Any]) -> dict[str, Any]:
+    """What travelled nested, under the names of a dataset of `memcorr export lerobot`."""
+    found = dict(observation)
+    exact = found.pop(EXACT)
+    found["observation.images.depth"] = exact["depth"][:, None]
+    found["observation.images.mask"] = exact["mask"][:, None].float()
+    found["observation.camera.K"], found["observation.camera.T_world_cam"] = exact["K"], exact["T_world_cam"]
+    found["observation.gripper"], found["observation.state_exact"] = exact["gripper"], exact["state"]
+    found["observation.elapsed"], found["observation.noise_key"] = exact["elapsed"], exact["noise_key"]
+    return {
+        key: value if torch.is_tensor(value) or key == "task" else torch.as_tensor(value)
+        for key, value in found.items()
+    }

@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
-import torch
 from gymnasium import spaces
 from lerobot.configs import FeatureType, PolicyFeature
 from lerobot.envs import EnvConfig
@@ -28,8 +27,9 @@ from memcorr.worlds.gl import mujoco as mujoco  # the renderer is chosen before 
 from memcorr.worlds.scenes import evaluation_scenes
 from memcorr.worlds.world import shared_world
 
+from .configuration_memcorr import unpacked
+
 SIZE = SPEC.image_size
-EXACT = "observation.robot_state"  # nested, and so left alone
 SHOWN = ("correct", "empty", "opposite")
 
 
@@ -129,14 +129,7 @@ class MemCorrEnvProcessorStep(ObservationProcessorStep):
     """What travelled nested, under the names of a dataset."""
 
     def observation(self, observation: dict[str, Any]) -> dict[str, Any]:
-        found = dict(observation)
-        exact = found.pop(EXACT)
-        found["observation.images.depth"] = exact["depth"][:, None]
-        found["observation.images.mask"] = exact["mask"][:, None].float()
-        found["observation.camera.K"], found["observation.camera.T_world_cam"] = exact["K"], exact["T_world_cam"]
-        found["observation.gripper"], found["observation.state_exact"] = exact["gripper"], exact["state"]
-        found["observation.elapsed"], found["observation.noise_key"] = exact["elapsed"], exact["noise_key"]
-        return {key: value if torch.is_tensor(value) else torch.as_tensor(value) for key, value in found.items()}
+        return unpacked(observation)
 
     def transform_features(self, features: Any) -> Any:
         return features

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,21 @@ from memcorr.policy.plan import Planner, Request, initial_noise
 from memcorr.policy.policy import Policy, load_trained
 from memcorr.spec import SPEC
 
-from .configuration_memcorr import RGB, MemCorrConfig
+from .configuration_memcorr import EXACT, RGB, MemCorrConfig, unpacked
 
 Batch = dict[str, Any]
+NEEDED = (
+    *(RGB, "observation.images.depth", "observation.images.mask"),
+    *("observation.camera.K", "observation.camera.T_world_cam", "observation.gripper"),
+)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The last chunk, and the control steps that were done when it began."""
+
+    chunk: Tensor
+    elapsed: int
 
 
 @dataclass
@@ -110,8 +122,20 @@ class MemCorrPolicy(PreTrainedPolicy):
     def reset(self) -> None:
         """A new episode in every environment."""
         self._queue: deque[Tensor] = deque()
+        self._dropped = 0  # actions of the last chunk that nobody made
+        self._told: list[str] = []
+        self._planned: Planned | None = None
         self._episodes: dict[int, Followed] = {}
         self._replan = 0
+
+    def drop_queued_actions(self) -> None:
+        """Looks again before the next action, as after an exchange of the reference; the episode goes on."""
+        self._dropped += len(self._queue)
+        self._queue.clear()
+
+    def supports_rtc(self) -> bool:
+        """Real-time chunking: actions that are made while it plans are in-painted."""
+        return True
 
     # What is shown
 
@@ -133,12 +157,25 @@ class MemCorrPolicy(PreTrainedPolicy):
     # Acting
 
     @torch.no_grad()
-    def predict_action_chunk(self, batch: Batch, **kwargs: Any) -> Tensor:
-        """(B, 16, 4), float64. Every call is one look of every environment."""
+    def predict_action_chunk(
+        self,
+        batch: Batch,
+        inference_delay: int | None = None,
+        prev_chunk_left_over: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """(B, 16, 4), float64. Every call is one look of every environment.
+
+        In real-time chunking `prev_chunk_left_over` (T, 4) or (B, T, 4) is what was still to be done of the last chunk
+        when this look was taken, zeros behind it. Its first `inference_delay` actions are made while this is planned:
+        the new chunk begins with them and continues them.
+        """
+        batch = unpacked(batch) if EXACT in batch else batch
         found = frames(batch)
+        left = self._left_over(prev_chunk_left_over, len(found))
         tasks = [self.config.reference or task for task in _tasks(batch, len(found))]
         noises = self._noises(batch, len(found))
-        clock = self._replan * self.config.n_action_steps
+        clock = self._clock(left)
         elapsed = [int(e) for e in batch["observation.elapsed"].ravel()] if "observation.elapsed" in batch else None
         self._replan += 1
         told = [self._look(i, tasks[i], frame, elapsed[i] if elapsed else clock) for i, frame in enumerate(found)]
@@ -147,8 +184,37 @@ class MemCorrPolicy(PreTrainedPolicy):
         for i, relation in zip(looks, self.planner.following.step(list(looks.values())), strict=True):
             requests[i] = Request(relation, noises[i])
             self._episodes[i].progress[looks[i].reference] = relation.progress
+        if inference_delay and left is not None:
+            made = left[:, :inference_delay].double().cpu().numpy()
+            requests = [replace(request, prefix=some) for request, some in zip(requests, made, strict=True)]
         plans = self.planner.policy.plan(requests, self.config.lanes)
-        return torch.from_numpy(np.stack([plan.actions for plan in plans]))
+        chunk = torch.from_numpy(np.stack([plan.actions for plan in plans]))
+        self._planned, self._dropped = Planned(chunk, clock), 0
+        return chunk
+
+    @staticmethod
+    def _left_over(given: Tensor | None, count: int) -> Tensor | None:
+        """(B, T, 4) without the zeros that LeRobot fills up with; None if nothing is left."""
+        if given is None:
+            return None
+        left = given if given.ndim == 3 else given[None].expand(count, -1, -1)
+        real = (left != 0).any(dim=2).any(dim=0).nonzero()
+        return left[:, : int(real.max()) + 1] if len(real) else None
+
+    def _clock(self, left: Tensor | None) -> int:
+        """Control steps since the episode began: what is left of the last chunk says how much of it was done. Without
+        that, looks are `n_action_steps` apart, less what was dropped."""
+        if self._planned is None:
+            return 0
+        usual = self._planned.elapsed + self.config.n_action_steps - self._dropped
+        if left is None:
+            return usual
+        chunk = self._planned.chunk.to(left)
+        for done in range(chunk.shape[1]):
+            both = min(left.shape[1], chunk.shape[1] - done)
+            if torch.equal(chunk[:, done : done + both], left[:, :both]):
+                return self._planned.elapsed + done
+        return usual
 
     def _look(self, environment: int, task: str, frame: Frame, elapsed: int) -> Look | None:
         """What this environment sees, with what is remembered of its episode; step 0 begins another, whatever is told.
@@ -168,6 +234,10 @@ class MemCorrPolicy(PreTrainedPolicy):
         plans     0 ........... 15  8 .... 23  horizon = 16
         acts      0 1 2 3 4 5 6 7   8 9 ...
         """
+        told = _tasks(batch, 1)
+        if told != self._told:
+            self.drop_queued_actions()
+        self._told = told
         if not self._queue:
             chunk = self.predict_action_chunk(batch)
             self._queue.extend(chunk[:, : self.config.n_action_steps].unbind(1))
@@ -181,9 +251,11 @@ class MemCorrPolicy(PreTrainedPolicy):
 
     # Learning
 
-    def forward(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+    def forward(self, batch: Batch, reduction: str = "mean") -> tuple[Tensor, dict[str, float]]:
         """The standard objective on rows of a dataset: points are matched with the reference of the row's task at the
-        frame of the same time, conditions dropped now and then."""
+        frame of the same time, conditions dropped now and then. With the reduction "none" a loss for every row."""
+        if reduction not in ("mean", "none"):
+            raise UserError(f"reduction {reduction!r}: mean or none")
         if self.design.phase != "elapsed":
             raise UserError(f"{self.design.name} finds its phase by what is seen; train it with `memcorr train`")
         found, tasks = frames(batch), _tasks(batch, len(batch[ACTION]))
@@ -205,28 +277,37 @@ class MemCorrPolicy(PreTrainedPolicy):
         target = eps if self.design.predicts == "noise" else velocity(x_0, eps, t, self.design.schedule)
         device = next(self.network.parameters()).device
         answer = self.network(z_t.to(device), t.to(device), policy.condition(requests).to(device))
-        loss = F.mse_loss(answer, target.to(device))
+        losses = F.mse_loss(answer, target.to(device), reduction="none").mean(dim=(1, 2))
+        loss = losses.mean() if reduction == "mean" else losses
         seen = float(np.mean([np.mean(r.matches.valid) for r in relations if r.matches is not None] or [0.0]))
         return loss, {"valid_points": seen}
 
 
 def frames(batch: Batch) -> list[Frame]:
     """What was seen, row by row, from an environment or from a dataset of `memcorr export lerobot`."""
-    needed = (RGB, "observation.images.depth", "observation.images.mask", "observation.camera.K", "observation.gripper")
-    if missing := [key for key in needed if key not in batch]:
-        raise UserError(f"memcorr needs {', '.join(missing)}; `memcorr export lerobot` and --env.type=memcorr have it")
+    batch = dict(batch)
+    if f"{RGB}_depth" in batch:  # LeRobot's own name: a sibling of the camera
+        batch.setdefault("observation.images.depth", batch[f"{RGB}_depth"])
+    intrinsics = batch.get("observation.intrinsics", batch.get("intrinsics"))
+    if intrinsics and RGB.rpartition(".")[2] in intrinsics:
+        batch.setdefault("observation.camera.K", torch.as_tensor(intrinsics[RGB.rpartition(".")[2]]))
+    if missing := [key for key in NEEDED if key not in batch]:
+        raise UserError(
+            f"memcorr needs {', '.join(missing)}; `memcorr export lerobot` and --env.type=memcorr have it. Depth may "
+            f"also be {RGB}_depth (millimetres if integers), the camera's matrix be in observation['intrinsics']"
+        )
     rgb = batch[RGB].cpu()
     colours = rgb if rgb.dtype == torch.uint8 else (rgb * 255).round().to(torch.uint8)
     pixels = colours.permute(0, 2, 3, 1).numpy()
-    depth = batch["observation.images.depth"].float().cpu().numpy()[:, 0]
+    depth = metres(batch["observation.images.depth"], len(pixels))
     mask = batch["observation.images.mask"].float().cpu().numpy()[:, 0] > 0.5
     numbers = {
-        name: batch[key].double().cpu().numpy()
-        for name, key in (
-            ("K", "observation.camera.K"),
-            ("T", "observation.camera.T_world_cam"),
-            ("gripper", "observation.gripper"),
-            ("state", "observation.state_exact" if "observation.state_exact" in batch else OBS_STATE),
+        name: np.broadcast_to(array, (len(pixels), *array.shape[1:])) if len(array) == 1 else array
+        for name, array in (
+            ("K", _numbers(batch["observation.camera.K"], 9)),
+            ("T", _numbers(batch["observation.camera.T_world_cam"], 16)),
+            ("gripper", _numbers(batch["observation.gripper"], 3)),
+            ("state", _numbers(batch["observation.state_exact" if "observation.state_exact" in batch else OBS_STATE])),
         )
     }
     return [
@@ -240,6 +321,21 @@ def frames(batch: Batch) -> list[Frame]:
         )
         for i in range(len(pixels))
     ]
+
+
+def metres(depth: Tensor, count: int) -> np.ndarray:
+    """(B, H, W) float32, of (B, 1, H, W) or (B, H, W, 1), in metres or, as integers, in millimetres."""
+    values = depth.cpu().numpy()
+    values = (values / 1000 if np.issubdtype(values.dtype, np.integer) else values).astype(np.float32)
+    if values.shape[-1] == 1:
+        values = np.moveaxis(values, -1, 1)
+    return values.reshape(count, *values.shape[-2:])
+
+
+def _numbers(given: Tensor, size: int = -1) -> np.ndarray:
+    """(B, size) float64, of whatever shape they came in; without a size as they are."""
+    values = given.double().cpu().numpy()
+    return values.reshape(-1, size) if size > 0 else values
 
 
 def _tasks(batch: Batch, count: int) -> list[str]:

@@ -1,11 +1,11 @@
-"""`memcorr audit`: correct, empty and opposite conditions, online and offline, one page and one JSON."""
+"""`memcorr audit`: right and wrong conditions, and noise for images; online and offline, one page and one JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from tqdm import tqdm
 
@@ -17,12 +17,12 @@ from ..evaluation.episodes import Episode, find_episodes
 from ..evaluation.evaluate import evaluate, find_subject, settle, usual
 from ..evaluation.intervention import Intervention, ReferenceChoice
 from ..runs import claimed, threads
-from ..spec import DOOR, SPEC, Task, TestSet
-from .evidence import SHOWN, Findings, Trial, of_answers, of_trials, verdict
+from ..spec import DOOR, SPEC, WORLD_TASKS, Task, TestSet
+from .evidence import SHOWN, Findings, Shown, Trial, checklist, of_answers, of_trials, verdict
 from .offline import audit_offline
 from .online import Environment, GymEnvironment, Listener, WorldEnvironment, audit_online
 from .page import Audit, write_audit
-from .subjects import is_callable_name, listener, named
+from .subjects import can_be_asked, is_callable_name, listener, named
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Online:
     scenes: tuple[int, ...] = ()
     environment: str = ""  # module:callable, task -> Gymnasium environment
     tasks: tuple[Task, ...] = ()  # of that environment
+    false_tasks: tuple[Task, ...] = ()  # what it is told that the environment does not have
     executed: int = SPEC.executed
     workers: int = 1
 
@@ -57,12 +58,19 @@ def audit(
     references: Path | None = None,
     matcher: str = "embedded",
     empty: bool = True,
+    noise: bool = True,
+    false: bool = True,
+    false_references: Path | None = None,
     name: str = "",
 ) -> Audit:
-    """Rollouts if `online` says where, or those that `episodes` hold; recorded data if there is `data`."""
+    """Rollouts if `online` says where, or those that `episodes` hold; recorded data if there is `data`.
+
+    False references are pair 0 of `false_references`; in memcorr's worlds, if not given, of the next world.
+    """
     if online is None and data is None:
         raise UserError("--no-online leaves nothing to audit: give --data, a store of recordings")
-    shown = SHOWN if empty else tuple(choice for choice in SHOWN if choice != "empty")
+    left_out = {name for name, wanted in (("empty", empty), ("noise", noise), ("false", false)) if not wanted}
+    shown = tuple(choice for choice in SHOWN if choice not in left_out)
     store = None if data is None else Store.open(data)
     foreign = is_callable_name(policy)
     subject = None if foreign or (episodes and data is None) else find_subject(policy)
@@ -70,7 +78,7 @@ def audit(
     if subject:
         who, seed, checkpoint = subject.experiment, subject.train_seed, subject.checkpoint
     if subject and online is not None and not episodes:
-        for choice in shown:  # complains before anything is rolled out
+        for choice in evaluated(shown):  # complains before anything is rolled out
             settle(subject, usual(policy, Intervention(choice, matcher)))
     findings: list[Findings] = []
     with threads(1):
@@ -81,14 +89,15 @@ def audit(
             findings.append(of_trials([as_trial(row) for row in rows], words))
         elif online is not None:
             trials = (
-                foreign_trials(asked, online, shown, references, out)
+                foreign_trials(asked, online, shown, references, false_references, out)
                 if foreign and asked is not None
-                else our_trials(policy, online, shown, references, matcher, out)
+                else our_trials(policy, online, shown, references, false_references, matcher, out)
             )
             findings.append(of_trials(trials, online.words))
         if store is not None and asked is not None:
-            findings.append(recorded(asked, store, every, references, shown))
-    result = Audit(name or who, policy, tuple(given), seed, checkpoint, *verdict(findings), tuple(findings))
+            findings.append(recorded(asked, store, every, references, false_references, shown))
+    checks = tuple(checklist(findings))
+    result = Audit(name or who, policy, tuple(given), seed, checkpoint, *verdict(findings), checks, tuple(findings))
     with claimed(out):
         write_audit(result, out)
     return result
@@ -137,14 +146,26 @@ def as_trial(row: Episode) -> Trial:
     return Trial(scene, row.task, row.shown.reference, row.success, row.steps, row.first_chunk_direction)
 
 
+def evaluated(shown: Sequence[Shown]) -> list[ReferenceChoice]:
+    """Those that `memcorr evaluate` knows."""
+    return [choice for choice in get_args(ReferenceChoice) if choice in shown]
+
+
 def our_trials(
-    policy: str, online: Online, shown: Sequence[ReferenceChoice], references: Path | None, matcher: str, out: Path
+    policy: str,
+    online: Online,
+    shown: Sequence[Shown],
+    references: Path | None,
+    false_references: Path | None,
+    matcher: str,
+    out: Path,
 ) -> list[Trial]:
-    """`memcorr evaluate` under each condition, into OUT/episodes.jsonl; an interrupted audit continues."""
+    """`memcorr evaluate` under each condition that it knows, into OUT/episodes.jsonl, which an interrupted audit
+    continues; the others as for anybody's policy."""
     if online.environment:
         raise UserError(f"--environment is for policies named MODULE:CALLABLE; {policy} runs in memcorr's own worlds")
     trials: list[Trial] = []
-    for choice in shown:
+    for choice in evaluated(shown):
         if policy in SCRIPTED and choice == "empty":
             continue  # a replay of nothing
         rows = evaluate(
@@ -159,34 +180,67 @@ def our_trials(
             workers=online.workers,
         )
         trials += [as_trial(row) for row in rows]
+    subject = find_subject(policy)
+    rest = [choice for choice in shown if choice not in evaluated(shown)]
+    if subject.recipe is not None and subject.recipe.visual:
+        rest = [choice for choice in rest if choice != "false"]  # a task's code is of no object
+    if rest and can_be_asked(subject):
+        trials += foreign_trials(listener(policy, (), matcher), online, rest, references, false_references, out)
     return trials
 
 
 def foreign_trials(
-    policy: Listener, online: Online, shown: Sequence[ReferenceChoice], references: Path | None, out: Path
+    policy: Listener,
+    online: Online,
+    shown: Sequence[Shown],
+    references: Path | None,
+    false_references: Path | None,
+    out: Path,
 ) -> list[Trial]:
     conditions: dict[Task, Any]
     environment: Environment
+    false: list[Any] = []
     if online.environment:
         if len(online.tasks) < 2 or not online.scenes:
             raise UserError("--environment needs --tasks A B, whose conditions are exchanged, and --scenes 0 1 ...")
         environment = GymEnvironment(named(online.environment), online.tasks, online.scenes)
-        conditions = {task: task for task in online.tasks}
+        conditions, false = {task: task for task in online.tasks}, list(online.false_tasks)
     else:
         environment = WorldEnvironment(online.world, online.condition, online.scene_seed, online.scenes)
         conditions = dict(of_store(Store.open(references or find_references(out, online.world))))
+        if "false" in shown:
+            place = false_references or find_references(out, next_world(online.world))
+            false = list(of_store(Store.open(place)).values())
+    shown = [choice for choice in shown if false or choice != "false"]
     total = len(environment.scenes) * len(environment.tasks) * len(shown)
-    rolled = audit_online(policy, environment, conditions, shown=shown, executed=online.executed)
+    rolled = audit_online(policy, environment, conditions, shown=shown, executed=online.executed, false=false)
     return list(tqdm(rolled, "audit online", total, unit="rollout"))
 
 
+def next_world(world: str) -> str:
+    names = list(WORLD_TASKS)
+    return names[(names.index(world) + 1) % len(names)] if world in names else DOOR
+
+
 def recorded(
-    policy: Listener, store: Store, every: int, references: Path | None, shown: Sequence[ReferenceChoice]
+    policy: Listener,
+    store: Store,
+    every: int,
+    references: Path | None,
+    false_references: Path | None,
+    shown: Sequence[Shown],
 ) -> Findings:
     source = Store.open(references) if references else store
     same = source.root.resolve() == store.root.resolve()
+    false = list(of_store(Store.open(false_references)).values()) if false_references and "false" in shown else []
     answers = audit_offline(
-        policy, store, of_store(source), shown=shown, every=every, without=[REFERENCE_PAIR] if same else []
+        policy,
+        store,
+        of_store(source),
+        shown=[choice for choice in shown if false or choice != "false"],
+        every=every,
+        without=[REFERENCE_PAIR] if same else [],
+        false=false,
     )
     rows = list(tqdm(answers, "audit offline", unit="row"))
     where = f"{len({a.scene for a in rows})} pairs of {store.root.name}, every {every} rows"

@@ -13,11 +13,14 @@ from typing import Literal, TypeVar, get_args
 
 import numpy as np
 
-from ..evaluation.intervention import ReferenceChoice
-from ..report.statistics import bootstrap_interval, clopper_pearson, configuration_means
+from ..report.statistics import bootstrap_interval, clopper_pearson, configuration_means, with_room
 from ..spec import Task
 
-SHOWN: tuple[ReferenceChoice, ...] = get_args(ReferenceChoice)
+# The right reference, none, that of the opposite task, one of another object; and the right one with noise for images.
+Shown = Literal["correct", "empty", "opposite", "false", "noise"]
+SHOWN: tuple[Shown, ...] = get_args(Shown)
+USUAL = SHOWN[:3]
+OTHERS = ("opposite", "empty", "false", "noise")
 Verdict = Literal["listens", "does not listen", "does the contrary", "cannot tell"]
 SD = "sd"  # standard deviations of the recorded actions
 FEWEST = 5  # scenes; resampling fewer tells nothing
@@ -30,7 +33,7 @@ class Trial:
 
     scene: str  # what is resampled
     task: Task
-    shown: ReferenceChoice
+    shown: Shown
     success: bool
     steps: int = 0
     direction: Task | None = None  # which task's first chunk its own resembles; None: nobody can say
@@ -42,7 +45,7 @@ class Answer:
 
     scene: str  # the recording's pair, which is resampled
     task: Task  # what was recorded
-    shown: ReferenceChoice
+    shown: Shown
     row: int
     error: float  # root mean square over the chunk, in standard deviations of the recorded actions
     change: float | None = None  # of the chunk against the one under the right condition, in the same unit
@@ -53,7 +56,7 @@ class Answer:
 class Level:
     """One condition's mean, with its 95 % interval."""
 
-    shown: ReferenceChoice
+    shown: Shown
     value: float
     low: float
     high: float
@@ -101,7 +104,7 @@ def of_trials(trials: Sequence[Trial], where: str) -> Findings:
             {(t.scene, t.task): 100.0 * t.success for t in trials if t.shown == "correct"},
             {(t.scene, t.task): 100.0 * t.success for t in trials if t.shown == other},
         )
-        for other in ("opposite", "empty")
+        for other in OTHERS
     ]
     return Findings("online", where, "% success", tuple(levels), tuple(_there([*gaps, follows(trials)])), tuple(trials))
 
@@ -115,7 +118,7 @@ def of_answers(answers: Sequence[Answer], where: str) -> Findings:
             {(a.scene, a.task, a.row): a.error for a in answers if a.shown == "correct"},
             unit=SD,
         )
-        for other in ("opposite", "empty")
+        for other in OTHERS
     ]
     changes = [(a.scene, a.change) for a in answers if a.shown == "opposite" and a.change is not None]
     moved = summarised("chunk changes, opposite for correct", SD, 0.0, changes) if changes else None
@@ -127,12 +130,12 @@ def _there(measures: Iterable[Measure | None]) -> list[Measure]:
     return [measure for measure in measures if measure is not None]
 
 
-def by_shown(rows: Sequence[Row]) -> dict[ReferenceChoice, list[Row]]:
+def by_shown(rows: Sequence[Row]) -> dict[Shown, list[Row]]:
     found = {shown: [row for row in rows if row.shown == shown] for shown in SHOWN}
     return {shown: some for shown, some in found.items() if some}
 
 
-def level(shown: ReferenceChoice, values: Sequence[tuple[str, float]], count: int | None = None) -> Level:
+def level(shown: Shown, values: Sequence[tuple[str, float]], count: int | None = None) -> Level:
     value, n = float(np.mean([v for _, v in values])), len(values)
     if count in (0, n):
         return Level(shown, value, *clopper_pearson(count, n), n, count)
@@ -152,7 +155,7 @@ def paired(name: str, more: dict[tuple, float], less: dict[tuple, float], unit: 
 def follows(rows: Sequence[Trial] | Sequence[Answer]) -> Measure | None:
     """How often the first chunk is of the task that is shown, over the right and the opposite condition. Who does the
     same under both is right exactly once in two."""
-    judged_rows = [row for row in rows if row.shown != "empty" and row.direction is not None]
+    judged_rows = [row for row in rows if row.shown in ("correct", "opposite") and row.direction is not None]
     if {row.shown for row in judged_rows} != {"correct", "opposite"}:
         return None
     values = [(row.scene, 100.0 * ((row.direction == row.task) == (row.shown == "correct"))) for row in judged_rows]
@@ -164,9 +167,8 @@ def summarised(name: str, unit: str, deaf: float, values: Sequence[tuple[str, fl
     means = _means(values)
     value, n = float(np.mean([v for _, v in values])), len(means)
     low, high = bootstrap_interval(means)
-    if unit != SD and np.ptp(means) == 0:  # the bootstrap knows no spread, but another scene might differ
-        room = clopper_pearson(0, n)[1]
-        low, high = max(value - room, -100.0 if deaf == 0 else 0.0), min(value + room, 100.0)
+    if unit != SD and np.ptp(means) == 0:
+        low, high = with_room(low, high, n, -100.0 if deaf == 0 else 0.0)
     return Measure(
         name, unit, deaf, value, low, high, n, judged(unit, deaf, low, high) if n >= FEWEST else "cannot tell"
     )
@@ -200,6 +202,43 @@ def verdict(findings: Sequence[Findings]) -> tuple[Verdict, str]:
                 if rule(found, measure):
                     return measure.verdict, f"{found.kind}: {in_words(measure)}"
     return "cannot tell", "nothing was measured under two conditions"
+
+
+QUESTIONS = {
+    "opposite": "does what the reference shows",
+    "empty": "needs the reference",
+    "false": "minds that the reference is of another object",
+    "noise": "looks at the camera images",
+    "first chunk": "sets out as the reference does",
+}
+ANSWERS = {"listens": "yes", "does not listen": "no", "does the contrary": "no: the contrary"}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the checklist."""
+
+    question: str
+    answer: str  # yes, no, no: the contrary, cannot tell, not asked
+    because: str
+
+
+def checklist(findings: Sequence[Findings]) -> list[Check]:
+    return [_check(about, question, findings) for about, question in QUESTIONS.items()]
+
+
+def _check(about: str, question: str, findings: Sequence[Findings]) -> Check:
+    """Rollouts answer before recorded data does, unless nothing ever succeeds: then no success can be lost."""
+    found = [(f, m) for f in findings for m in f.measures if about in m.name and "chunk changes" not in m.name]
+    telling = [(f, m) for f, m in found if m.deaf == 50 or f.kind == "offline" or any(x.count for x in f.levels)]
+    if not found:
+        return Check(question, "not asked", "")
+    f, measure = (telling or found)[0]
+    right = next((x for x in f.levels if x.shown == "correct"), None)
+    floor = f.kind == "online" and measure.deaf == 0 and (right is None or right.low < NOTABLE)
+    unsure = not telling or (measure.verdict == "does not listen" and floor)
+    because = f"{f.kind}: {in_words(measure)}" + ("; it succeeds too rarely to lose much" if unsure else "")
+    return Check(question, "cannot tell" if unsure else ANSWERS.get(measure.verdict, "cannot tell"), because)
 
 
 def reservations(findings: Sequence[Findings]) -> list[str]:

@@ -15,11 +15,10 @@ import numpy as np
 
 from ..demos.store import Demonstration, Store
 from ..errors import UserError
-from ..evaluation.intervention import ReferenceChoice
 from ..spec import SPEC, Array, Task
 from ..worlds.gym_env import observation_of
-from .evidence import SHOWN, Answer
-from .online import Listener, begin_episode, chunk_of, shown_for
+from .evidence import SHOWN, USUAL, Answer, Shown
+from .online import Listener, begin_episode, chunk_of, noised, shown_for
 
 DISPLACEMENT = 3  # leading numbers of our own four that move the hand
 
@@ -29,11 +28,13 @@ def audit_offline(
     store: Store,
     conditions: Mapping[Task, Any],
     *,
-    shown: Sequence[ReferenceChoice] = SHOWN,
+    shown: Sequence[Shown] = USUAL,
     every: int = 5 * SPEC.executed,
     without: Sequence[int] = (),
+    false: Sequence[Any] = (),
 ) -> Iterator[Answer]:
-    """Every so many rows of each recording (but of the pairs `without`), in order, as in an episode."""
+    """Every so many rows of each recording (but of the pairs `without`), in order, as in an episode; `false` are
+    conditions of another object."""
     present = [d for d in store.present() if d.pair not in without]
     tasks = [task for task in store.tasks if task in conditions]
     if len(tasks) < 2:
@@ -49,17 +50,19 @@ def audit_offline(
         frames = d.frames(rows)
         right: dict[int, Array] = {}
         for choice in sorted(shown, key=SHOWN.index):  # the right one first: changes are against it
-            begin_episode(policy, d.name)
-            condition = shown_for(d.task, tasks, choice, conditions)
+            rng = begin_episode(policy, d.name)
+            condition = shown_for(d.task, tasks, choice, conditions, false)
             for t, frame in zip(rows, frames, strict=True):
-                answer = chunk_of(policy({**observation_of(frame), "elapsed": t}, condition))
+                seen = observation_of(frame)
+                seen = noised(seen, rng) if choice == "noise" else seen
+                answer = chunk_of(policy({**seen, "elapsed": t}, condition))
                 yield judged_row(d, t, choice, answer, spread, right, first, tasks)
 
 
 def judged_row(
     d: Demonstration,
     t: int,
-    choice: ReferenceChoice,
+    choice: Shown,
     answer: Array,
     spread: Array,
     right: dict[int, Array],

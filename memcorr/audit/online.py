@@ -1,4 +1,4 @@
-"""Rollouts of any policy in any environment, under the right, the empty and the opposite condition.
+"""Rollouts of any policy in any environment, under the right and under other conditions, and with noise for images.
 
     from memcorr.audit.online import GymEnvironment, audit_online
 
@@ -23,13 +23,12 @@ from numpy.typing import NDArray
 
 from ..errors import UserError
 from ..evaluation.evaluate import list_jobs
-from ..evaluation.intervention import ReferenceChoice
 from ..evaluation.rollout import Job, first_chunk_direction
 from ..spec import DOOR, SPEC, Array, Task, TestSet
 from ..worlds.gym_env import observation_of
 from ..worlds.scenes import Scene
 from ..worlds.world import shared_world
-from .evidence import SHOWN, Trial
+from .evidence import USUAL, Shown, Trial
 
 Listener = Callable[[Any, Any], Any]  # (observation, condition) -> actions; `reset(seed)` is called if it has one
 
@@ -130,15 +129,35 @@ def other_task(task: Task, tasks: Sequence[Task]) -> Task:
 
 
 def shown_for(
-    task: Task, tasks: Sequence[Task], shown: ReferenceChoice, conditions: Mapping[Task, Any], empty: Any = None
+    task: Task, tasks: Sequence[Task], shown: Shown, conditions: Mapping[Task, Any], false: Sequence[Any] = ()
 ) -> Any:
-    """The condition itself."""
-    return {"correct": conditions[task], "empty": empty, "opposite": conditions[other_task(task, tasks)]}[shown]
+    """The condition itself; `false` are those of another object, the nth in place of the nth task's."""
+    if shown == "false":
+        return false[list(tasks).index(task) % len(false)]
+    return None if shown == "empty" else conditions[other_task(task, tasks) if shown == "opposite" else task]
 
 
-def begin_episode(policy: Listener, *key: str) -> None:
+def noised(observation: Any, rng: np.random.Generator) -> Any:
+    """The observation with noise for every image, whatever holds it: colours at random, pixels of anything else
+    (depth, a mask) shuffled. An image is an array of at least 16 x 16."""
+    if isinstance(observation, Mapping):
+        return {name: noised(value, rng) for name, value in observation.items()}
+    if not isinstance(observation, np.ndarray) or sum(size >= 16 for size in observation.shape) < 2:
+        return observation
+    if observation.dtype == np.uint8:
+        return rng.integers(0, 256, observation.shape, np.uint8)
+    return rng.permutation(observation.ravel()).reshape(observation.shape)
+
+
+def has_images(observation: Any) -> bool:
+    if isinstance(observation, Mapping):
+        return any(map(has_images, observation.values()))
+    return noised(observation, np.random.default_rng()) is not observation
+
+
+def begin_episode(policy: Listener, *key: str) -> np.random.Generator:
     """The same noise for every condition: its own, if it has `reset(seed)`, and whatever it draws from the global
-    generators of random, numpy and torch."""
+    generators of random, numpy and torch. What is returned draws images of noise."""
     seed = zlib.crc32(" ".join(key).encode())
     random.seed(seed)
     np.random.seed(seed)
@@ -147,6 +166,7 @@ def begin_episode(policy: Listener, *key: str) -> None:
     reset = getattr(policy, "reset", None)
     if reset is not None:
         reset(seed)
+    return np.random.default_rng(seed)
 
 
 def chunk_of(answer: Any) -> NDArray[np.float64]:
@@ -164,24 +184,29 @@ def audit_online(
     environment: Environment,
     conditions: Mapping[Task, Any],
     *,
-    shown: Sequence[ReferenceChoice] = SHOWN,
+    shown: Sequence[Shown] = USUAL,
     executed: int = SPEC.executed,
     longest: int = 10_000,
+    false: Sequence[Any] = (),
 ) -> Iterator[Trial]:
-    """One trial for every scene, task and condition. Of each answer at most `executed` actions are made before the
-    next look."""
+    """One trial for every scene, task and condition; `false` are conditions of another object. Of each answer at most
+    `executed` actions are made before the next look."""
     if len(environment.tasks) < 2:
         raise UserError("an audit exchanges conditions: the environment needs at least two tasks")
     for scene in environment.scenes:
         for task in environment.tasks:
             for choice in shown:
-                begin_episode(policy, scene_name(scene), task)
+                rng = begin_episode(policy, scene_name(scene), task)
                 environment.begin(scene, task)
-                condition = shown_for(task, environment.tasks, choice, conditions)
+                if choice == "noise" and not has_images(environment.observe()):
+                    continue
+                condition = shown_for(task, environment.tasks, choice, conditions, false)
                 made: list[Array] = []
                 over = success = False
                 while not over and len(made) < longest:
-                    for action in chunk_of(policy(environment.observe(), condition))[:executed]:
+                    seen = environment.observe()
+                    seen = noised(seen, rng) if choice == "noise" else seen
+                    for action in chunk_of(policy(seen, condition))[:executed]:
                         over, success = environment.step(action)
                         made.append(action)
                         if over:

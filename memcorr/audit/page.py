@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,15 @@ from ..files import write_json
 from ..report.figures import STYLE
 from ..report.page import CSS
 from ..runs import provenance, write_text, written_whole
-from .evidence import Findings, Level, Measure, Verdict, in_words, reservations
+from .evidence import Check, Findings, Level, Measure, Verdict, in_words, reservations
 
-COLOURS = {"correct": "#1f6fb4", "empty": "#999999", "opposite": "#d9822b"}
+COLOURS = {"correct": "#1f6fb4", "empty": "#999999", "opposite": "#d9822b", "false": "#7a5aa6", "noise": "#444444"}
 SHORT = {"online": "in rollouts", "offline": "on recorded data"}
 HOW = (
-    "The same scene, the same task, the same noise; only the condition differs: the right one, none, and that of the "
-    "opposite task. Success and error are always judged by the task itself, so a policy that listens loses both when "
-    "it is shown the opposite, and one that does not listen keeps them. Brackets are 95 % intervals over scenes, "
+    "The same scene and the same task; only what it is shown differs: the right condition, none, that of the opposite "
+    "task, a false one of another object, and the right one with noise in place of all images. Success and error are "
+    "always judged by the task itself, so a policy that listens, or looks, loses both under the others, and one that "
+    "does not keeps them. Brackets are 95 % intervals over scenes, "
     "resampled with their tasks together; where all scenes are alike the exact binomial one stands in. “Does not "
     "listen” is said only where the interval leaves out a difference of 20 points (0.2 sd)."
 )
@@ -42,6 +44,7 @@ class Audit:
     checkpoint: str  # first digits of the SHA-256 of the weights, of memcorr's own
     verdict: Verdict
     because: str
+    checklist: tuple[Check, ...]
     findings: tuple[Findings, ...]
 
     @property
@@ -70,6 +73,7 @@ def lines(audit: Audit) -> list[str]:
         words.append(f"{found.kind}: {found.where}")
         words += [f"  {level.shown:9} {amount(found, level)}" for level in found.levels]
         words += [f"  {in_words(measure):66} {measure.verdict}" for measure in found.measures]
+    words += [f"{check.answer:16} {check.question:46} {check.because}".rstrip() for check in audit.checklist]
     return [*words, audit.sentence, *(f"but {but}" for but in audit.reservations)]
 
 
@@ -140,6 +144,7 @@ def page(audit: Audit, picture: bytes) -> str:
         f"<!doctype html>\n<html lang='en'><head><meta charset='utf-8'><title>{html.escape(audit.name)}</title>"
         f"<meta name='viewport' content='width=device-width'><style>{CSS}</style></head>\n<body>"
         f"<h1>{html.escape(audit.name)}: {audit.verdict}</h1>\n<p>{why}.</p>\n<figure>{image}</figure>\n"
+        + rows_of("Checklist", ("", "", "because"), [(c.question, c.answer, c.because) for c in audit.checklist])
         + "".join(table(found) for found in audit.findings)
         + f"<h3>How to read this</h3><p>{html.escape(HOW)}</p>"
         f"<p>Audited: {asked}. Made with {html.escape(made)}. Every row is in audit.json.</p></body></html>\n"
@@ -149,8 +154,10 @@ def page(audit: Audit, picture: bytes) -> str:
 def table(found: Findings) -> str:
     rows = [(f"condition: {level.shown}", amount(found, level), "") for level in found.levels]
     rows += [(m.name, in_words(m).removeprefix(m.name), m.verdict) for m in found.measures]
+    return rows_of(f"{SHORT[found.kind].capitalize()}: {found.where}", ("", "measured", "says"), rows)
+
+
+def rows_of(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in header)
     body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return (
-        f"<h3>{html.escape(SHORT[found.kind].capitalize())}: {html.escape(found.where)}</h3><div class='scroll'>"
-        f"<table><tr><th></th><th>measured</th><th>says</th></tr>{body}</table></div>\n"
-    )
+    return f"<h3>{html.escape(title)}</h3><div class='scroll'><table><tr>{head}</tr>{body}</table></div>\n"

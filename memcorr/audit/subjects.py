@@ -13,10 +13,11 @@ import numpy as np
 
 from ..demos.store import Demonstration
 from ..errors import UserError
-from ..evaluation.evaluate import find_subject
+from ..evaluation.evaluate import Subject, find_subject
 from ..following.step import Relation
 from ..policy.plan import Follower, Request, initial_noise
 from ..policy.policy import load_policy
+from ..policy.servo import SERVO
 from ..spec import WORLD_TASKS, Array
 from ..worlds.gym_env import frame_of
 from .online import Listener
@@ -51,12 +52,17 @@ def named(text: str, given: Sequence[str] = ()) -> Any:
     return made
 
 
+def can_be_asked(subject: Subject) -> bool:
+    """Whether it plans from frames alone: other scripted ones know the world."""
+    return subject.recipe is not None or subject.policy == SERVO
+
+
 class Ours:
     """A memcorr policy as a callable: the condition is a demonstration, or None."""
 
     def __init__(self, policy: str, matcher: str = "embedded") -> None:
         subject = find_subject(policy)
-        if subject.recipe is None:
+        if not can_be_asked(subject):
             raise UserError(f"{policy} is scripted: it can be audited in rollouts, not on recorded data")
         self.policy, self.matcher = load_policy(policy, "cpu"), matcher
         self.name = subject.experiment

@@ -70,6 +70,7 @@ LiftingName = Annotated[
         'from the object\'s own pixels, "rigid" also fits the one motion that carries all points.'
     ),
 ]
+Points = Annotated[float, number(float, 1e-3, 100, "percentage points, such as 10")]
 Speed = Annotated[float, number(float, 0, 1e9, "a number from 0 up")]
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 import tyro
 
 from ..errors import UserError
-from .options import Speed, app, data_app, export_app, import_app, verb
+from .options import Seed, Speed, app, data_app, export_app, import_app, verb
 
 
 @verb(data_app, "check")
@@ -40,8 +40,12 @@ def data_mask(
     first_masks: Path | None = None,
     weights: str | None = None,
     again: bool = False,
+    click: tuple[tuple[Seed, Seed], ...] = (),
+    away: tuple[tuple[Seed, Seed], ...] = (),
+    of: str | None = None,
 ) -> None:
-    """Draw the object's mask in every frame from the one in the first, and write it into the store.
+    """Draw the object's mask in every frame from the one in the first, and write it into the store; or, with clicks,
+    make that first one, to be looked at.
 
     Args:
         data: Folder of the demonstrations.
@@ -50,10 +54,24 @@ def data_mask(
             first frames have.
         weights: Of SAM 2, a folder or a name on the Hub; of the embedded matcher, a file.
         again: Draw also where there are masks.
+        click: Points on the object in the first frame, column and row each, such as 64 70 80 55. A mask is made of
+            them, from depth and colour or by SAM 2, and shown; nothing is written into the store.
+        away: Points that are not the object.
+        of: The recording that was clicked on, such as pair-000-open, if there are several.
     """
     from ..demos.store import Store
     from ..following.masks import draw_masks, load_segmenter
 
+    if click or away or of:
+        from ..following.clicks import show_clicks
+
+        if not click:
+            raise UserError("--click is missing: at least one point on the object, column and row")
+        folder = first_masks or data / "first-masks"
+        drawn, shown = show_clicks(Store.open(data), load_segmenter(segmenter, weights), of, click, away, folder)
+        print(f"look at {shown}; with more of --click and --away the same command mends it ({drawn})")
+        print(f"next, with one for every recording: memcorr data mask {data} --first-masks {folder}")
+        return
     made = draw_masks(Store.open(data), load_segmenter(segmenter, weights), first_masks, again)
     print(f"drew masks in {made} demonstrations of {data}; next: memcorr data check {data}, and look at its picture")
 

@@ -1,8 +1,9 @@
-"""The verb for everybody's policies: does it listen?"""
+"""The verbs for everybody's policies: does it listen, and is it better than another one?"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json as json_
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
 
@@ -10,7 +11,7 @@ import tyro
 
 from ..runs import CORES
 from ..spec import DOOR, SPEC, TestSet
-from .options import Count, MatcherName, Processes, Scenes, app, verb
+from .options import Count, MatcherName, Points, Processes, Scenes, app, verb
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class Rolled(Scenes):
     the task's name, or None."""
     tasks: tuple[str, ...] = ()
     """Of that environment; conditions are exchanged between them."""
+    false_tasks: tuple[str, ...] = ()
+    """Names that the environment's policy is told falsely."""
     executed: Count = SPEC.executed
     """Actions of an answer that are made before it looks again (of MODULE:CALLABLE)."""
     episodes: tuple[Path, ...] = ()
@@ -56,6 +59,13 @@ class Conditions:
     matcher: MatcherName = "embedded"
     empty: bool = True
     """Whether it is also shown nothing; not for policies that were never trained without a condition."""
+    noise: bool = True
+    """Whether it is also given noise in place of all camera images."""
+    false: bool = True
+    """Whether it is also shown a false reference, of another object; not for policies that are told a task's name."""
+    false_references: Path | None = None
+    """Store whose pair 0 is the false reference; if not given, in memcorr's worlds, the next world's, recorded into OUT
+    where there is none."""
 
 
 @verb(app)
@@ -69,7 +79,7 @@ def audit(
     recordings: Recorded,
     reference: Conditions,
 ) -> None:
-    """Does a conditional policy listen? Right, empty and opposite conditions with paired intervals; a page and a JSON.
+    """Does a conditional policy listen, and look? Right and wrong conditions, paired; a checklist, a page and a JSON.
 
     Args:
         policy: shipped, the folder of a run, a scripted one, or MODULE:CALLABLE, any callable (observation, condition)
@@ -86,7 +96,8 @@ def audit(
 
     r = rollouts
     where = cast(TestSet, r.condition)  # checked where the scenes are drawn
-    online = Online(r.world, where, r.scene_seed, r.scenes, r.environment, r.tasks, r.executed, r.workers)
+    names = (r.environment, r.tasks, r.false_tasks)
+    online = Online(r.world, where, r.scene_seed, r.scenes, *names, r.executed, r.workers)
     result = run(
         policy,
         out,
@@ -98,7 +109,40 @@ def audit(
         references=reference.references,
         matcher=reference.matcher,
         empty=reference.empty,
+        noise=reference.noise,
+        false=reference.false,
+        false_references=reference.false_references,
         name=name,
     )
     print("\n".join(lines(result)))
     print(f"wrote {out / 'audit.html'}, audit.png and audit.json; open the page in a browser")
+
+
+@verb(app)
+def compare(
+    a: tyro.conf.Positional[Path],
+    b: tyro.conf.Positional[Path],
+    where: tuple[str, ...] = (),
+    of_a: tuple[str, ...] = (),
+    of_b: tuple[str, ...] = (),
+    matters: Points = 10.0,
+    json: bool = False,
+) -> None:
+    """Is A better than B, worse, or can these rollouts not tell? And how many more would?
+
+    Args:
+        a: Rollouts: episodes.jsonl or a folder of them, or LeRobot's eval_info.json.
+        b: Others of the same scenes and tasks. LeRobot's pair by number: both need the same --seed.
+        where: Only rows with NAME=VALUE, such as condition=boundary; several may be given.
+        of_a: The same for A alone, such as reference=opposite, where it holds more than one kind of rollouts.
+        of_b: The same for B alone.
+        matters: Percentage points that would matter.
+        json: Print a list of what was found instead of lines.
+    """
+    from ..report.compare import compare
+
+    found = compare(a, b, where, of_a, of_b, matters)
+    print(json_.dumps([asdict(one) for one in found], indent=2) if json else "\n".join(one.line() for one in found))
+    unmatched = found[-1].difference.unmatched
+    if unmatched and not json:
+        print(f"{unmatched} rollouts have no partner on the other side and are left out")

@@ -53,6 +53,12 @@ class Segmenter(Protocol):
         """The object's visible pixels (T, H, W) in all frames, given the first ones; masks of `frames` do not count."""
         ...
 
+    def clicked(
+        self, frames: Sequence[Frame], clicks: Sequence[tuple[int, int]], away: Sequence[tuple[int, int]] = ()
+    ) -> Mask:
+        """Those in the first of some frames, given points (column, row) on the object and beside it."""
+        ...
+
 
 # Imported when asked for, like matchers.
 SEGMENTERS: dict[str, str] = {
@@ -213,6 +219,13 @@ class MatcherSegmenter:
             motions.append(tracked.motion)
         between = interpolated(looks, motions, len(frames))
         return np.stack([masks[t] if t in masks else tracked.at(frames[t], between[t]) for t in range(len(frames))])
+
+    def clicked(
+        self, frames: Sequence[Frame], clicks: Sequence[tuple[int, int]], away: Sequence[tuple[int, int]] = ()
+    ) -> Mask:
+        from .clicks import clicked_mask
+
+        return clicked_mask(frames, clicks, away)
 
 
 def _returned(frame: Frame) -> Mask:

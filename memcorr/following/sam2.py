@@ -55,8 +55,7 @@ class Sam2Segmenter:
     def segment(self, frames: Sequence[Frame], first: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """One frame after the other, as they come: the recording need not fit into memory at this size."""
         height, width = first.shape
-        # Its own default is the word "float32", which torch does not take.
-        session = self.session(video=None, video_height=height, video_width=width, dtype=torch.float32)
+        session = self._opened(height, width)
         drawn = torch.from_numpy(first.astype(np.float32))[None, None]
         masks = []
         for t, frame in enumerate(frames):
@@ -69,9 +68,28 @@ class Sam2Segmenter:
                 masks.append(first)
                 continue
             logits = self.model(inference_session=session, frame=pixels).pred_masks
-            whole = F.interpolate(logits.float(), (height, width), mode="bilinear", align_corners=False)
-            masks.append(whole[0, 0].numpy() > 0)
+            masks.append(_whole(logits, height, width))
         return np.stack(masks)
+
+    @torch.inference_mode()
+    def clicked(
+        self, frames: Sequence[Frame], clicks: Sequence[tuple[int, int]], away: Sequence[tuple[int, int]] = ()
+    ) -> NDArray[np.bool_]:
+        """The object's mask on the first frame, from points on it and beside it."""
+        height, width = frames[0].depth.shape
+        session = self._opened(height, width)
+        index = session.add_new_frame(self._pixels(frames[0]))
+        scale = torch.tensor([self.size[1] / width, self.size[0] / height])
+        points = torch.tensor([*clicks, *away], dtype=torch.float32) * scale
+        labels = torch.tensor([1] * len(clicks) + [0] * len(away), dtype=torch.int32)
+        prompt = {"point_coords": points[None, None], "point_labels": labels[None, None]}
+        session.add_point_inputs(session.obj_id_to_idx(OBJECT), index, prompt)
+        session.obj_with_new_inputs = [OBJECT]
+        return _whole(self.model(inference_session=session, frame_idx=index).pred_masks, height, width)
+
+    def _opened(self, height: int, width: int) -> Any:
+        # Its own default is the word "float32", which torch does not take.
+        return self.session(video=None, video_height=height, video_width=width, dtype=torch.float32)
 
     def _pixels(self, frame: Frame) -> torch.Tensor:
         """(1, 3, H, W) of its own size, standardised."""
@@ -82,3 +100,8 @@ class Sam2Segmenter:
 
     def _resized(self, mask: torch.Tensor) -> torch.Tensor:
         return (F.interpolate(mask, self.size, mode="bilinear", align_corners=False, antialias=True) >= 0.5).float()
+
+
+def _whole(logits: torch.Tensor, height: int, width: int) -> NDArray[np.bool_]:
+    whole = F.interpolate(logits.float(), (height, width), mode="bilinear", align_corners=False)
+    return whole[0, 0].numpy() > 0

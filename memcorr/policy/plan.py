@@ -44,6 +44,7 @@ class Request:
     noise: NDArray[np.float32]  # (16, 4)
     task: int | None = None  # 0 or 1, for visual policies, which have no reference
     empty: bool = False  # drop the condition
+    prefix: Array | None = None  # (d, 4) in the robot's units: made while this is planned, so its first d actions
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,14 @@ def without_jump(actions: Array, last: Array, change: float) -> Array:
         limited[k, :3] = last[:3] + np.clip(actions[k, :3] - last[:3], -change, change)
         last = limited[k]
     return limited
+
+
+def continued(chunk: Array, prefix: Array | None) -> Array:
+    """The chunk (16, A) with the actions that are made in any case in their places, to the bit."""
+    if prefix is None:
+        return chunk
+    d = min(len(prefix), len(chunk))
+    return np.concatenate([prefix[:d], chunk[d:]])
 
 
 class Follower:

@@ -16,11 +16,13 @@ import torch
 
 from ..errors import UserError
 from ..runs import choose_device, padded
+from ..spec import SPEC
 from .checkpoint import CONFIG, MODEL, Checkpoint, Design, read_checkpoint
 from .condition import Condition, Images, build_condition, own_state, shrink
 from .hub import downloaded, is_repository
+from .networks.diffusion import Prefix
 from .networks.sampler import make_sampler
-from .plan import Follows, Plan, Request
+from .plan import Follows, Plan, Request, continued
 from .relations import Relations, build_relations, empty_relations
 from .replay import REPLAY, Replay
 from .servo import SERVO, Servo, commands
@@ -72,11 +74,25 @@ class Policy(Follows):
         for index in padded(len(requests), lanes):
             batch = [requests[i] for i in index]
             z = torch.from_numpy(np.stack([r.noise for r in batch])).to(self._where)
-            sampled = self.sampler.sample(self.condition(batch).to(self._where), z)
+            sampled = self.sampler.sample(self.condition(batch).to(self._where), z, self._prefix(batch))
             chunks = self.normalisation.original_action(sampled.cpu().numpy().astype(np.float64))
-            for chunk, r in zip(np.clip(chunks, -limit, limit), (request.relation for request in batch), strict=True):
-                plans.append(Plan(chunk, r.recorded, r.matches, r.progress))
+            for chunk, request in zip(np.clip(chunks, -limit, limit), batch, strict=True):
+                r = request.relation
+                plans.append(Plan(continued(chunk, request.prefix), r.recorded, r.matches, r.progress))
         return plans[: len(requests)]
+
+    def _prefix(self, batch: Sequence[Request]) -> Prefix | None:
+        """Of those that continue what is being done; None if nobody does."""
+        if all(request.prefix is None for request in batch):
+            return None
+        chunk = np.zeros((len(batch), SPEC.chunk, self.design.action_dim))
+        held = np.zeros(chunk.shape[:2], bool)
+        for i, request in enumerate(batch):
+            if request.prefix is not None:
+                d = min(len(request.prefix), SPEC.chunk)
+                chunk[i, :d], held[i, :d] = request.prefix[:d], True
+        made = torch.from_numpy(self.normalisation.action(chunk)).to(self._where)
+        return Prefix(made, torch.from_numpy(held).to(self._where))
 
 
 def policy_folder(policy: str | Path) -> Path:

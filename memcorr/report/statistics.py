@@ -7,7 +7,7 @@ resampled with replacement. The intervals speak about configurations, given the 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -42,6 +42,8 @@ class Difference:
     high: float
     n: int  # matched rollouts
     unmatched: int  # rollouts of either side without a partner, left out
+    configurations: int
+    deviation: float  # standard deviation of the configurations' differences, in points
 
 
 def bootstrap_interval(means: Array, resamples: int = SPEC.resamples, seed: int = SEED) -> tuple[float, float]:
@@ -77,11 +79,6 @@ def configuration(episode: Episode) -> tuple:
     return (episode.condition, episode.scene_seed, episode.world, episode.disturbance, episode.scene)
 
 
-def rollout_identity(episode: Episode) -> tuple:
-    """Matched rollouts share configuration, task and training seed."""
-    return (*configuration(episode), episode.task, episode.train_seed)
-
-
 def percent(episodes: Sequence[Episode]) -> float:
     return 100 * sum(e.success for e in episodes) / len(episodes)
 
@@ -107,12 +104,26 @@ def clopper_pearson(successes: int, n: int, level: float = 0.95) -> tuple[float,
 
 
 def paired_difference(ours: Sequence[Episode], theirs: Sequence[Episode]) -> Difference | None:
-    """Ours minus theirs within matched rollouts, then as above. None without a matched rollout."""
-    a, b = ({rollout_identity(e): e for e in side} for side in (ours, theirs))
-    matched = sorted(a.keys() & b.keys())
+    """Ours minus theirs within rollouts of the same configuration, task and training seed."""
+    return difference(
+        *({(configuration(e), e.task, e.train_seed): float(e.success) for e in side} for side in (ours, theirs))
+    )
+
+
+def difference(ours: Mapping[tuple, float], theirs: Mapping[tuple, float]) -> Difference | None:
+    """The same of anybody's successes, by what two rollouts share: the configuration first. None without a match."""
+    matched = sorted(ours.keys() & theirs.keys())
     if not matched:
         return None
-    values = [(configuration(a[key]), 100.0 * (a[key].success - b[key].success)) for key in matched]
+    values = [(key[0], 100.0 * (ours[key] - theirs[key])) for key in matched]
     means = configuration_means(values)
-    low, high = bootstrap_interval(means)
-    return Difference(float(np.mean([v for _, v in values])), low, high, len(matched), len(a.keys() ^ b.keys()))
+    points = float(np.mean([v for _, v in values]))
+    unmatched = len(ours.keys() ^ theirs.keys())
+    return Difference(points, *bootstrap_interval(means), len(matched), unmatched, len(means), float(np.std(means)))
+
+
+def with_room(low: float, high: float, n: int, lowest: float = -100.0) -> tuple[float, float]:
+    """Where all n configurations are alike the bootstrap has no spread, but one more might differ: the exact binomial
+    interval says how much that could be."""
+    room = clopper_pearson(0, n)[1]
+    return max(low - room, lowest), min(high + room, 100.0)

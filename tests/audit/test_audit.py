@@ -13,16 +13,15 @@ import pytest
 
 from examples.own_policy_audit import TapeRecorder
 from memcorr.audit.audit import Online, audit
-from memcorr.audit.evidence import Answer, Trial, of_answers, of_trials, summarised, verdict
+from memcorr.audit.evidence import SHOWN, Answer, Shown, Trial, checklist, of_answers, of_trials, summarised, verdict
 from memcorr.audit.offline import audit_offline
-from memcorr.audit.online import GymEnvironment, WorldEnvironment, audit_online
+from memcorr.audit.online import GymEnvironment, WorldEnvironment, audit_online, noised
 from memcorr.demos.store import Demonstration, Store
 from memcorr.errors import UserError
 from memcorr.evaluation.evaluate import evaluate
-from memcorr.evaluation.intervention import ReferenceChoice
 from memcorr.policy.policy import load_policy
 from memcorr.spec import SPEC, TASKS, Array
-from memcorr.worlds.gym_env import PairEnv
+from memcorr.worlds.gym_env import PairEnv, observation_of
 from memcorr.worlds.world import World
 
 ROOT = Path(__file__).parents[2]
@@ -107,7 +106,7 @@ def test_where_all_scenes_are_alike_the_interval_is_not_a_point() -> None:
 
 
 def test_who_never_succeeds_is_judged_by_its_first_chunk() -> None:
-    followed: tuple[tuple[ReferenceChoice, str], ...] = (("correct", "open"), ("opposite", "close"))
+    followed: tuple[tuple[Shown, str], ...] = (("correct", "open"), ("opposite", "close"))
     rows = [
         Trial(str(scene), "open", shown, False, 200, direction) for scene in range(20) for shown, direction in followed
     ]
@@ -119,7 +118,73 @@ def test_who_never_succeeds_is_judged_by_its_first_chunk() -> None:
     assert verdict([of_answers(answers, "")])[0] == "listens"
 
 
-PAIRED_ERRORS: tuple[tuple[ReferenceChoice, float], ...] = (("correct", 0.5), ("opposite", 0.9))
+PAIRED_ERRORS: tuple[tuple[Shown, float], ...] = (("correct", 0.5), ("opposite", 0.9))
+
+
+def rolled(successes: Mapping[Shown, int], scenes: int = 20) -> list[Trial]:
+    return [Trial(str(n), "open", shown, n < count) for shown, count in successes.items() for n in range(scenes)]
+
+
+@pytest.mark.parametrize(
+    ("successes", "answers"),
+    [
+        (
+            {"correct": 20, "empty": 0, "opposite": 0, "false": 3, "noise": 0},
+            ("yes", "yes", "yes", "yes", "not asked"),
+        ),
+        ({"correct": 20, "opposite": 0, "false": 20, "noise": 20}, ("yes", "not asked", "no", "no", "not asked")),
+        # Who hardly ever succeeds loses nothing on noise: that does not mean it is blind.
+        ({"correct": 1, "opposite": 0, "noise": 1}, ("cannot tell", "not asked", "not asked", "cannot tell")),
+        ({"correct": 0, "empty": 0, "opposite": 0}, ("cannot tell", "cannot tell", "not asked", "not asked")),
+        ({"correct": 2, "opposite": 16}, ("no: the contrary", "not asked", "not asked", "not asked")),
+    ],
+)
+def test_the_checklist_has_a_verdict_per_line(successes: Mapping[Shown, int], answers: tuple[str, ...]) -> None:
+    checks = checklist([of_trials(rolled(successes), "")])
+    assert tuple(check.answer for check in checks)[: len(answers)] == answers
+    assert all(bool(check.because) == (check.answer != "not asked") for check in checks)
+
+
+class Seer:
+    """Plays the action of the recorded frame that looks most like what it sees; `blind` looks at the clock instead."""
+
+    def __init__(self, blind: bool = False) -> None:
+        self.blind = blind
+        self.seen: dict[Path, Array] = {}
+
+    def __call__(self, observation: Mapping[str, Any], condition: Demonstration | None) -> Array:
+        if condition is None:
+            return np.zeros((SPEC.executed, SPEC.action_dim))
+        if condition.path not in self.seen:
+            self.seen[condition.path] = np.stack([frame.rgb for frame in condition.frames(range(len(condition)))])
+        gaps = np.abs(self.seen[condition.path].astype(np.int32) - observation["rgb"].astype(np.int32))
+        t = observation["elapsed"] if self.blind else int(gaps.sum(axis=(1, 2, 3)).argmin())
+        return condition.action[np.minimum(t + np.arange(SPEC.chunk), len(condition) - 1)]
+
+
+def test_noise_for_images_tells_who_looks_and_a_false_reference_is_shown(
+    store: Store, tapes: dict[str, Demonstration]
+) -> None:
+    def errors(policy: Seer) -> dict[str, float]:
+        asked = audit_offline(policy, store, tapes, shown=SHOWN, every=16, without=[0], false=[tapes["close"]])
+        found = of_answers(list(asked), "")
+        assert [level.shown for level in found.levels] == list(SHOWN)
+        return {level.shown: level.value for level in found.levels}
+
+    looks, blind = errors(Seer()), errors(Seer(blind=True))
+    assert looks["noise"] > looks["correct"] + 0.2 and blind["noise"] == blind["correct"]
+    assert looks["false"] > looks["correct"]  # half of the rows are of the other task
+
+
+def test_noise_leaves_nothing_of_an_image_and_all_else_as_it_is(tapes: dict[str, Demonstration]) -> None:
+    seen = observation_of(tapes["open"].frame(40))
+    found = noised({"camera": seen, "elapsed": 3}, np.random.default_rng(0))["camera"]
+    for name in ("K", "T_world_cam", "robot_state", "gripper"):
+        assert found[name] is seen[name]
+    assert abs(np.corrcoef(found["rgb"].ravel(), seen["rgb"].ravel())[0, 1]) < 0.02
+    for name in ("depth", "mask"):
+        assert (np.sort(found[name].ravel()) == np.sort(seen[name].ravel())).all()
+        assert abs(np.corrcoef(found[name].ravel(), seen[name].ravel())[0, 1]) < 0.05
 
 
 def test_committed_rollouts_can_be_audited(tmp_path: Path) -> None:
@@ -133,6 +198,8 @@ def test_committed_rollouts_can_be_audited(tmp_path: Path) -> None:
     content = json.loads((tmp_path / "audit.json").read_text())
     assert len(content["findings"][0]["rows"]) == 300 and content["verdict"] == "listens"
     page = (tmp_path / "audit.html").read_text()
+    assert [check["answer"] for check in content["checklist"]] == ["yes", "yes", "not asked", "not asked", "yes"]
+    assert "<td>looks at the camera images</td><td>not asked</td>" in page
     assert "standard: listens" in page and "data:image/png" in page and "14/100" in page
 
 
@@ -147,7 +214,9 @@ def test_ours_is_audited_as_it_is_evaluated(
     online, offline = result.findings
     ours = [row for row in online.rows if isinstance(row, Trial) and row.shown == "correct"]
     assert [(r.task, r.success, r.steps) for r in ours] == [(e.task, e.success, e.steps) for e in rows]
-    assert len(online.rows) == 6 and len(offline.rows) == 2 * 3 * 3  # of pair 1: pair 0 is what it is shown
+    assert len(online.rows) == 2 * 5  # a drawer was recorded as the false reference
+    assert len(offline.rows) == 2 * 4 * 3  # of pair 1: pair 0 is what it is shown; no store was given as a false one
+    assert "yes" not in {check.answer for check in result.checklist}  # one scene
     assert load_policy(policy).digest.startswith(result.checkpoint)
 
 

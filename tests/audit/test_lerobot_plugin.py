@@ -1,6 +1,6 @@
 """`lerobot_policy_memcorr`: LeRobot's own commands run MemCorr, and do what `memcorr evaluate` does.
 
-Needs lerobot 0.6.1, which needs another Python than this one; MEMCORR_LEROBOT_PYTHON names it. memcorr and the plugin
+Needs lerobot 0.6, which needs another Python than this one; MEMCORR_LEROBOT_PYTHON names it. memcorr and the plugin
 need not be installed there: the test puts them on its path, with the metadata that LeRobot looks for.
 """
 
@@ -124,6 +124,14 @@ def test_rows_are_coded_as_the_environment_codes_its_tasks(
     }
     found = {(n, *code) for n, code in zip(*(table[k].to_pylist() for k in ("task_index", CODE)), strict=True)}
     assert found == {(0, 0.0, 1.0), (1, 1.0, 0.0)}  # its first task is closing, the environment's is opening
+
+
+def test_it_is_what_lerobot_asks_for(store: Store, installed: dict[str, str], tmp_path: Path) -> None:
+    """Real-time chunking, dropped actions, depth and intrinsics by its names, losses per row, one file for EnvHub."""
+    command = [PYTHON, str(Path(__file__).parent / "inside_lerobot.py"), str(store.root), str(PLUGIN / "env.py")]
+    result = subprocess.run(command, capture_output=True, text=True, env=installed, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert "all is as LeRobot asks for it" in result.stdout
 
 
 def test_the_bench_runs_against_lerobot(capsys: pytest.CaptureFixture[str]) -> None:

@@ -170,5 +170,7 @@ def test_sam2_follows_its_first_mask(film: list[Frame], tmp_path: Path) -> None:
     segmenter: Segmenter = Sam2Segmenter(model=transformers.Sam2VideoModel(config))
     masks = segmenter.segment(without_masks(film[:3]), film[0].mask)
     assert masks.shape == (3, 128, 128) and masks.dtype == bool and np.array_equal(masks[0], film[0].mask)
+    clicked = segmenter.clicked(without_masks(film[:3]), [(60, 70), (64, 72)], [(5, 5)])
+    assert clicked.shape == (128, 128) and clicked.dtype == bool
     with pytest.raises(UserError, match="no SAM 2 there"):
         Sam2Segmenter(str(tmp_path))

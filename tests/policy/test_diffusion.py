@@ -13,6 +13,7 @@ from memcorr.bench.networks import random_condition
 from memcorr.bench.straightforward import from_ours, straightforward_sample
 from memcorr.policy.condition import Condition
 from memcorr.policy.networks.diffusion import (
+    Prefix,
     alpha_bars,
     ddim_coefficients,
     ddim_sample,
@@ -181,3 +182,39 @@ def test_visual_samplers_equal_the_plain_loop(network: torch.nn.Module, guidance
     network.eval()
     expected = straightforward_sample(network, condition, noise, guidance)
     assert torch.allclose(make_sampler(network, guidance).sample(condition, noise), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("network", [ActionTransformer(), VisualUNet()])
+def test_a_prefix_is_kept_and_the_rest_continues_it(network: ActionTransformer | VisualUNet) -> None:
+    """In-painting: the held actions come out to the bit, others hear of them, and who holds none gets the same bits."""
+    network.eval()
+    condition, noise = random_condition(3), torch.randn(3, 16, 4)
+    chunk, held = torch.randn(3, 16, 4), torch.zeros(3, 16, dtype=torch.bool)
+    held[0, :4], held[2, :1] = True, True
+    sampler = make_sampler(network, 1.0)
+    free, kept = sampler.sample(condition, noise), sampler.sample(condition, noise, Prefix(chunk, held))
+    assert torch.equal(kept[held], chunk[held]) and torch.equal(kept[1], free[1])
+    assert not torch.allclose(kept[0, 4:], free[0, 4:], atol=1e-3)
+    assert torch.equal(sampler.sample(condition, noise, Prefix(chunk, torch.zeros_like(held))), free)
+
+    def denoise(z_t: Tensor, t: Tensor) -> Tensor:
+        told: Tensor = network(z_t, t, condition)
+        return told
+
+    with torch.no_grad():
+        assert torch.allclose(kept, ddim_sample(denoise, noise, prefix=Prefix(chunk, held)), atol=1e-4)
+
+
+def test_a_perfect_denoiser_is_not_disturbed_by_a_true_prefix() -> None:
+    """What stands in the sample is what the forward process would have put there."""
+    x_0, noise = torch.randn(2, 16, 4).clamp(-3, 3), torch.randn(2, 16, 4)
+    seen: list[float] = []
+
+    def oracle(z_t: Tensor, t: Tensor) -> Tensor:
+        a = alpha_bars().float()[t].view(-1, 1, 1)
+        seen.append(float((z_t[:, :5] - a.sqrt() * x_0[:, :5] - (1 - a).sqrt() * noise[:, :5]).abs().max()))
+        return (z_t - a.sqrt() * x_0) / (1 - a).sqrt()
+
+    held = torch.arange(16).expand(2, 16) < 5
+    assert torch.allclose(ddim_sample(oracle, noise, prefix=Prefix(x_0, held)), x_0, atol=1e-3)
+    assert len(seen) == 20 and max(seen) < 1e-5

@@ -24,7 +24,7 @@ from memcorr.evaluation.controllers import make_controller, rollout_noise
 from memcorr.evaluation.evaluate import evaluate, usual
 from memcorr.evaluation.intervention import GROUND_TRUTH, Intervention
 from memcorr.evaluation.rollout import LANES, Decision, Job, Memory
-from memcorr.following.step import Relation
+from memcorr.following.step import Look, Observation, Relation
 from memcorr.frames import Camera, Frame
 from memcorr.policy.checkpoint import write_model
 from memcorr.policy.networks.diffusion import ddim_sample
@@ -155,6 +155,27 @@ def test_a_follower_plans_what_the_rollout_plans(
 
 
 @pytest.mark.long
+def test_a_chunk_continues_the_actions_that_are_made_while_it_is_planned(store: Store) -> None:
+    """The shipped policy, late by four steps: its next action jumps less than without the prefix, in the mean."""
+    policy, jumps = load_trained(), np.zeros(2)
+    for task in TASKS:
+        d = store.demonstration(1, task)
+        follower, moves = policy.follow(store.demonstration(0, task)), d.action
+        relations = follower.planner.following.step(
+            [Look(Observation(d.frame(t)), follower.reference, t) for t in range(8, 72, 16)]
+        )
+        for number, relation in enumerate(relations):
+            t = 8 + 16 * number
+            noise, made = initial_noise(0, t), np.clip(moves[t : t + 4] * 0.7, -1, 1)  # slower than it would itself
+            asked = Request(relation, noise)
+            free, bound = (
+                policy.plan([request])[0].actions for request in (asked, dataclasses.replace(asked, prefix=made))
+            )
+            assert np.array_equal(bound[:4], made) and not np.array_equal(bound[4:], free[4:])
+            jumps += [np.abs(chunk[4, :3] - made[3, :3]).max() for chunk in (free, bound)]
+    assert jumps[1] < 0.8 * jumps[0], jumps
+
+
 def test_an_exchanged_reference_is_taken_up_as_in_a_rollout(
     folders: dict[str, Path], store: Store, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -104,6 +105,19 @@ def ddim_step(z_t: Tensor, eps_hat: Tensor, coefficients: tuple[float, float, fl
     return signal_next * x_0 + noise_next * eps_hat
 
 
+@dataclass(frozen=True)
+class Prefix:
+    """Actions that are being made while a chunk is planned. The rest of the chunk is in-painted to continue them.
+
+    Before every step they stand in the sample as the forward process makes them noisy, with the sample's own noise."""
+
+    chunk: Tensor  # (B, 16, 4) clean and normalised; only what is held counts
+    held: Tensor  # (B, 16) bool, the first actions of each
+
+    def put(self, z_t: Tensor, eps: Tensor, signal: float, noise: float) -> Tensor:
+        return torch.where(self.held[..., None], signal * self.chunk + noise * eps, z_t)
+
+
 def guided(eps_u: Tensor, eps_c: Tensor, guidance: float) -> Tensor:
     """Classifier-free guidance: eps_u + w (eps_c - eps_u)."""
     return eps_u + guidance * (eps_c - eps_u)
@@ -115,11 +129,13 @@ def ddim_sample(
     schedule: Schedule = "linear",
     steps: int = SPEC.ddim_steps,
     predicts: Prediction = "noise",
+    prefix: Prefix | None = None,
 ) -> Tensor:
     """From Gaussian `noise` (B, 16, 4) to clean normalised chunks; `denoise(z_t, t)` predicts the noise or what stands
     for it."""
-    z_t = noise
+    z_t = noise if prefix is None else prefix.put(noise, noise, *ddim_coefficients(schedule, steps)[0][:2])
     for t, coefficients in zip(ddim_timesteps(steps), ddim_coefficients(schedule, steps), strict=True):
         told = denoise(z_t, torch.full((len(noise),), t, device=noise.device))
         z_t = ddim_step(z_t, told if predicts == "noise" else noise_of(told, z_t, coefficients), coefficients)
+        z_t = z_t if prefix is None else prefix.put(z_t, noise, *coefficients[2:])
     return z_t

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ...spec import SPEC, Prediction, Schedule
 from ..condition import Condition
-from .diffusion import ddim_coefficients, ddim_sample, ddim_step, ddim_timesteps, noise_of
+from .diffusion import Prefix, ddim_coefficients, ddim_sample, ddim_step, ddim_timesteps, noise_of
 from .transformer import HEADS, HIDDEN, WIDTH, ActionTransformer, DenoiserBlock, heads
 from .unet import VisualUNet
 
@@ -29,8 +29,8 @@ CHUNK = SPEC.chunk
 
 
 class Sampler(Protocol):
-    def sample(self, condition: Condition, noise: Tensor) -> Tensor:
-        """Clean normalised chunks (B, 16, 4) from Gaussian noise of that shape."""
+    def sample(self, condition: Condition, noise: Tensor, prefix: Prefix | None = None) -> Tensor:
+        """Clean normalised chunks (B, 16, 4) from Gaussian noise of that shape, continuing a prefix if there is one."""
 
 
 def make_sampler(
@@ -118,7 +118,7 @@ class TransformerSampler:
         return memories, bias[:, None, None, :]
 
     @torch.inference_mode()
-    def sample(self, condition: Condition, noise: Tensor) -> Tensor:
+    def sample(self, condition: Condition, noise: Tensor, prefix: Prefix | None = None) -> Tensor:
         memories, bias = self._memories(condition)
         B, guided = len(noise), self.guidance != 1.0
         R, branches = B * CHUNK, 1 + guided
@@ -132,7 +132,7 @@ class TransformerSampler:
         inputs, added_free = x_cond.view(B, CHUNK, WIDTH), x_free.view(-1, CHUNK, WIDTH)
         q_cross = x.new_empty(R, WIDTH)
         q_cross_heads = heads(q_cross.view(B, CHUNK, WIDTH))
-        z_t = noise
+        z_t = noise if prefix is None else prefix.put(noise, noise, *self.coefficients[0][:2])
         for step, coefficients in zip(self.steps, self.coefficients, strict=True):
             torch.add(torch.matmul(z_t, self.action.weight), step, out=inputs)
             for block, memory in zip(self.blocks, memories, strict=True):
@@ -155,6 +155,7 @@ class TransformerSampler:
             if self.predicts == "velocity":
                 eps_hat = noise_of(eps_hat, z_t, coefficients)
             z_t = ddim_step(z_t, eps_hat, coefficients)
+            z_t = z_t if prefix is None else prefix.put(z_t, noise, *coefficients[2:])
         return z_t
 
 
@@ -180,6 +181,6 @@ class UNetSampler:
         self.network, self.how = network, (schedule, steps, predicts)
 
     @torch.inference_mode()
-    def sample(self, condition: Condition, noise: Tensor) -> Tensor:
+    def sample(self, condition: Condition, noise: Tensor, prefix: Prefix | None = None) -> Tensor:
         observation = self.network.encode(condition)
-        return ddim_sample(lambda z_t, t: self.network.denoise(z_t, t, observation), noise, *self.how)
+        return ddim_sample(lambda z_t, t: self.network.denoise(z_t, t, observation), noise, *self.how, prefix)
