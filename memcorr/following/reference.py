@@ -43,7 +43,7 @@ class Reference:
         """The recording at a speed that can be followed."""
         if pace not in self._paced:
             slowed = paced(self.demonstration, pace)
-            self._paced[pace] = self if slowed is self.demonstration else Reference(slowed, self.matcher)
+            self._paced[pace] = self if slowed is self.demonstration else type(self)(slowed, self.matcher)
         return self._paced[pace]
 
     @cached_property

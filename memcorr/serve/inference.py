@@ -22,6 +22,7 @@ import numpy as np
 
 from ..correspondence.lift import BATCH
 from ..correspondence.matcher import Matcher
+from ..demos.pace import Pace
 from ..errors import UserError
 from ..following.reference import Reference
 from ..following.step import Look, Relation
@@ -45,10 +46,11 @@ class ServedReference(Reference):
 
     ready = False
 
-    def make_ready(self, seen: bool) -> None:
-        """What takes longer than a plan: how the object moved, where the phase is by what is seen; the first looks."""
-        if seen:
-            paced = self.paced
+    def make_ready(self, pace: Pace | None) -> None:
+        """What takes longer than a plan: how the object moved, where the phase is by what is seen (`pace` is at which
+        it is then followed); the first looks."""
+        if pace is not None:
+            paced = self.at_pace(pace)
             with _in_own_words():
                 _ = paced.course
             for old in list(paced._prepared)[KEPT:]:
@@ -73,7 +75,7 @@ class ServedReference(Reference):
         return looks[first : first + BATCH]
 
     def forget(self) -> None:
-        for one in (self, vars(self).get("paced", self)):
+        for one in (self, *self._paced.values()):
             one._prepared.clear()
 
 
@@ -173,7 +175,8 @@ class Inference:
                 try:
                     if not reference.ready:
                         self._use([reference])
-                        reference.make_ready(self.planner.following.seen)
+                        following = self.planner.following
+                        reference.make_ready(following.costs.pace if following.seen else None)
                 except Exception as problem:
                     done.set_exception(problem)
                 else:
