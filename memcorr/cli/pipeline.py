@@ -94,7 +94,7 @@ def match(
         rows: Rows of the cache, every frame 0 among them.
         tie_break: Among reference frames with the same joint, the nearest in "elapsed" time or the "first"; the recipe
             that the cache is for says which (all of them: elapsed).
-        measured: Whether to do without simulator truth; if not given, where the store holds none.
+        measured: Whether to do without simulator truth; if not given, where the store holds none, or only one task.
         phase: Without truth: which frame of the reference is now, by what is "seen" or by the steps "elapsed".
     """
     from ..correspondence.cache import Cache, beside_the_paper, build_cache
@@ -104,7 +104,7 @@ def match(
     store, workers = Store.open(data), work.find()
     first = next(iter(store.present()), None)
     known = first is not None and first.object_pose is not None and first.recorded_joint is not None
-    if measured or (measured is None and first is not None and not known):
+    if measured or (measured is None and first is not None and (not known or len(store.tasks) < 2)):
         from ..following.measured import build_measured, in_words
 
         print(in_words(build_measured(store, out, matcher, pairs=pairs, phase=phase, lifting=lifting, workers=workers)))

@@ -39,7 +39,7 @@ class Outcome:
     final_joint: float = 0.0  # in its own unit
     seconds: float = 0.0  # from its first look to its end, other lanes' turns included; differs between two runs
     matched_replans: Count = 0  # decisions behind mean_match_error_mm
-    final_progress: float | None = None  # 0 start, 1 and -1 the two goals; None where it was not written down
+    final_progress: float | None = None  # 0 start, 1 and -1 the two goals; a task of Meta-World: metres
 
 
 @dataclass(frozen=True, kw_only=True)

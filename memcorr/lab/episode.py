@@ -259,6 +259,13 @@ class Episode:
         return sights
 
     @property
+    def where(self) -> str:
+        """Where the object stands, in words."""
+        if len(self.world.pair.tasks) < 2:
+            return f"placement {self.scene.index}"
+        return "u = {:.2f}, {:.2f}".format(*self.u)
+
+    @property
     def u(self) -> tuple[float, float]:
         """Where the object's base is now, normalised."""
         pair, place = self.world.pair, self.now.lanes[0].place

@@ -29,8 +29,8 @@ from ..evaluation.controllers import REPLAYS, PolicyController, ReplayController
 from ..evaluation.evaluate import find_subject, settle, usual
 from ..evaluation.intervention import Intervention
 from ..policy.policy import load_policy
-from ..spec import DOOR, WORLD_TASKS
-from ..worlds.pairs import find_pair
+from ..spec import DOOR, stock_task, tasks_of
+from ..worlds.pairs import find_tasks
 from ..worlds.scenes import Scene
 from ..worlds.world import World, shared_world
 from .episode import Episode, Guide, usual_share
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 NUDGE, BASE_M, HAND_M = 0.15, 0.02, 0.05  # share of the neutral range, metres, metres: one push
 QUIET = 0.3  # seconds without an order after which a lane that stands still looks ahead
 # Of several such orders that wait the last counts.
-ONCE = ("u x", "u y", "start", "camera", "speed", "follow", "record", "world", "page")
+ONCE = ("u x", "u y", "placement", "start", "camera", "speed", "follow", "record", "world", "page")
 KEPT = 8  # references prepared for the matcher
 
 
@@ -60,7 +60,7 @@ class Lab:
         self.stores: dict[str, Path] = {}
         if data is not None:
             found = Store.open(data).manifest.world
-            if found not in WORLD_TASKS:
+            if not tasks_of(found):
                 raise UserError(f"{data} holds recordings of {found!r}, which is not simulated here")
             if world not in (None, found):
                 raise UserError(f"--world {world}: the demonstrations in {data} are of the world {found}")
@@ -70,7 +70,8 @@ class Lab:
         self.names = (self.policy.design.name, REPLAYS[0])
         self.guides: dict[Path, Guide] = {}
         self.playing, self.speed, self.page = False, float(SPEED), 0
-        self.first_world = find_pair(DOOR if world is None else world).name
+        self.first_world = DOOR if world is None else world
+        find_tasks(self.first_world)  # complains about an unknown one
 
     def begin(self, server: viser.ViserServer) -> None:
         self.server = server
@@ -84,11 +85,11 @@ class Lab:
         self.store, self.page, self.playing = Store.open(self.stores[name]), 0, False
         self.guides.clear()
         first = self.store.demonstration(0, self.store.tasks[0])
-        share = usual_share(self.world)
+        share = None if stock_task(name) else usual_share(self.world)
         with self.server.atomic():
             self.stage = Stage(self.server, self.world, self.names)
             self.panel = Panel(self.server, self.inbox, self.world.pair, self.names, share)
-        self.usual_start = self.panel.number("start")
+        self.usual_start = None if share is None else self.panel.number("start")
         scene = Scene("validation", 0, 0, (0.5, 0.5), world=name)
         self.episode = Episode(self.world, scene, self.guide(first))
         self.fill_gallery()
@@ -124,6 +125,8 @@ class Lab:
                 self.speed = number("speed")
             case "u x" | "u y":
                 e.place((number("u x"), number("u y")))
+            case "placement":
+                e.begin(replace(e.scene, index=int(number("placement"))), e.now.guide)
             case "start":
                 e.put_joint(None if number("start") == self.usual_start else number("start"))
             case "camera":
@@ -156,9 +159,12 @@ class Lab:
             self.episode.advance()
         elif what == "reset":
             e, number = self.episode, self.panel.number
-            u, share, azimuth = (number("u x"), number("u y")), number("start"), number("camera")
-            start = None if share == self.usual_start else share
-            e.begin(replace(e.scene, u=u, start=start, camera_azimuth_deg=azimuth), e.now.guide)
+            scene = replace(e.scene, camera_azimuth_deg=number("camera"))
+            if self.usual_start is not None:
+                share = number("start")
+                start = None if share == self.usual_start else share
+                scene = replace(scene, u=(number("u x"), number("u y")), start=start)
+            e.begin(scene, e.now.guide)
 
     def push(self, how: str) -> None:
         """The object's joint by hand: back to where it started, or some way towards one of the goals."""
@@ -241,7 +247,7 @@ class Lab:
         pictures = [picture(sight) for sight in sights]
         with self.server.atomic():
             self.stage.show(sights)
-            self.panel.show(self.episode.now, sights, pictures, self.episode.u)
+            self.panel.show(self.episode.now, sights, pictures, self.episode.where)
         self.server.flush()  # rather than with the next sixtieth of a second
 
 
