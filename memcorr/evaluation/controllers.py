@@ -71,7 +71,11 @@ class PolicyController:
             plans = self.policy.plan(requests, self.lanes)
         answers = zip(decisions, tasks, relations, plans, strict=True)
         return [
-            Answer(plan, relation.error_mm(decision.T_world_object), self._remembered(decision, task, relation))
+            Answer(
+                replace(plan, stuck=relation.stuck),
+                relation.error_mm(decision.T_world_object),
+                self._remembered(decision, task, relation),
+            )
             for decision, task, relation, plan in answers
         ]
 

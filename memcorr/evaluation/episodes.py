@@ -34,6 +34,7 @@ class Outcome:
     steps: Count = 0
     replans: Count = 0
     fallback_replans: Count = 0
+    stuck_replans: Count = 0  # decisions that said that nothing more is to be expected
     mean_match_error_mm: Annotated[float, Meta(ge=0)] | None = None  # over the decisions with at least one valid point
     first_chunk_direction: Task = ""  # or '' when nothing moved
     final_joint: float = 0.0  # in its own unit
@@ -112,7 +113,7 @@ COLUMNS = (
     *("reference", "matcher", "phase_offset", "phase_speed", "success", "steps", "replans", "fallback_replans"),
     *("mean_match_error_mm", "first_chunk_direction", "final_joint", "seconds"),
     *("stage", "checkpoint", "pairing", "lifting", "matched_replans", "reference_file", "matcher_weights"),
-    *("world", "disturbance", "final_progress", "phase_from", "swap", "masks", "camera", "recording"),
+    *("world", "disturbance", "final_progress", "phase_from", "swap", "masks", "camera", "recording", "stuck_replans"),
 )
 _SHOWN = [f.name for f in dataclasses.fields(Intervention)]
 _TYPES = get_type_hints(Episode, include_extras=True) | get_type_hints(Intervention, include_extras=True)

@@ -195,6 +195,7 @@ def conclude(world: World, lane: Lane) -> Outcome:
         steps=len(lane.executed),
         replans=len(lane.answers),
         fallback_replans=sum(answer.plan is not None and answer.plan.unmatched for answer in lane.answers),
+        stuck_replans=sum(answer.plan is not None and bool(answer.plan.stuck) for answer in lane.answers),
         matched_replans=len(errors),
         mean_match_error_mm=round(float(np.mean(errors)), 4) if errors else None,
         first_chunk_direction=first_chunk_direction(world, lane.job, np.stack(lane.executed)),

@@ -64,6 +64,7 @@ class Relation:
     looked_at: int | None = None  # the frame that was really matched,
     measured: Matches | None = None  # and what came of it
     witness: Witness | None = None  # of that frame
+    stuck: str = ""  # why nothing more is to be expected
 
     @property
     def recorded(self) -> int | None:
@@ -198,9 +199,12 @@ class Following:
             return known
         if motion is None:  # nothing is seen: nobody moves, and nothing is learned
             before = Progress(0, None, since=look.elapsed, began=look.elapsed) if look.before is None else look.before
-            return replace(known, phase=before.phase, progress=replace(before, elapsed=look.elapsed))
+            progress = replace(before, elapsed=look.elapsed)
+            return replace(known, phase=before.phase, progress=progress, stuck=progress.stuck(self.costs))
         course = self.source.course(look.reference)
         progress = seen_phase(course, motion @ course.motion[j], frame.gripper, look.before, look.elapsed, self.costs)
         along = course.motion[progress.phase] @ np.linalg.inv(course.motion[j])
         found, at = retimed(matches, along), progress.phase
-        return replace(known, phase=at, matches=found, motion=motion @ inverse(along), progress=progress)
+        motion = motion @ inverse(along)
+        stuck = progress.stuck(self.costs)
+        return replace(known, phase=at, matches=found, motion=motion, progress=progress, stuck=stuck)

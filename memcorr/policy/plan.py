@@ -133,12 +133,9 @@ class Planner:
         relations = self.following.step(looks)
         plans = self.policy.plan([Request(r, z) for r, z in zip(relations, noises, strict=True)], self.lanes)
         return [
-            replace(plan, doubt=_doubt(relation), stuck=self._stuck(relation))
+            replace(plan, doubt=_doubt(relation), stuck=relation.stuck)
             for relation, plan in zip(relations, plans, strict=True)
         ]
-
-    def _stuck(self, relation: Relation) -> str:
-        return "" if relation.progress is None else relation.progress.stuck(self.following.costs)
 
 
 def _doubt(relation: Relation) -> str:
