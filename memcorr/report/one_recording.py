@@ -39,10 +39,10 @@ def one_recording(episodes: Sequence[Episode]) -> Table | None:
     rows.append(("all", "as it is", *(_cell([e for e in plain if e.experiment == n]) for n in names)))
     return Table(
         "One recording, stock tasks",
-        "Meta-World's own tasks, flags and placements. One recording of its scripted policy as that policy makes it, or "
-        "in another manner; 20 other placements. “-along”: the goal, drawn freely by Meta-World, is moved along with the "
-        "object, as one recording cannot tell where it is otherwise. “said so”: failures in which the plan said that it "
-        "was stuck. The learned policy was trained on the door alone.",
+        "Meta-World's own tasks, flags and placements. One recording of its scripted policy as that policy makes it, "
+        "or in another manner; 20 other placements. “-along”: the goal, which Meta-World draws freely, is moved along "
+        "with the object, as one recording cannot tell where it is otherwise. “said so”: failures in which the plan "
+        "said that it was stuck. The learned policy was trained on the door alone.",
         ("Task", "Recording", *(NAMES[n] for n in names)),
         tuple(rows),
     )
