@@ -31,7 +31,8 @@ from ..policy.condition import Condition, Normalisation
 from ..policy.networks.diffusion import Prefix
 from ..policy.networks.sampler import TransformerSampler
 from ..policy.networks.transformer import ActionTransformer
-from ..policy.policy import Policy, load_trained
+from ..policy.policy import Policy, load_policy, load_trained
+from ..policy.servo import SERVO
 from ..runs import CORES, keep_freed_memory
 from ..spec import SPEC, TASKS, Task
 from ..worlds.scenes import demonstration_scenes, evaluation_scenes
@@ -127,6 +128,29 @@ def rollouts() -> Case:
         ours_items=WORKERS * LANES,
         baseline_items=per_turn,
         note=note,
+    )
+
+
+def take_up() -> Case:
+    """Following a reference of 200 frames by what is seen: until its first plan, against 30 live plans."""
+    torch.set_num_threads(1)
+    world, servo = shared_world(), load_policy(SERVO)
+    shown = read_demonstration(demonstration_path(recorded(), 0, TASKS[0]))
+    world.reset(evaluation_scenes("combined")[0])
+    frame = world.observe()
+    followed = servo.follow(shown)
+    followed.plan(frame, 0)
+    plans = 30
+
+    def live() -> None:
+        for _ in range(plans):
+            followed.plan(frame, 0)
+
+    return Case(
+        lambda: servo.follow(shown).plan(frame, 0),
+        live,
+        f"{plans} live plans of the servo, one match each; {len(shown)} frames, one thread",
+        rounds=5,
     )
 
 

@@ -116,6 +116,7 @@ CASES: dict[str, tuple[str, str, tuple[int, ...]]] = {  # by name: module beside
     "step": ("run", "step", ()),
     "match": ("run", "match", ()),
     "match:xfeat": ("networks", "match_xfeat", ()),
+    "take-up": ("rollouts", "take_up", ()),
     "train-step": ("networks", "train_step", ()),
     "sample-1": ("networks", "sample", (1,)),
     "sample-32": ("networks", "sample", (32,)),

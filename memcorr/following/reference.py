@@ -12,6 +12,7 @@ from ..correspondence.matcher import Matcher
 from ..correspondence.matches import motion_of
 from ..correspondence.rigid import interpolated
 from ..demos.pace import Pace, paced
+from ..demos.phase import last_phase
 from ..demos.store import Demonstration
 from ..errors import UserError
 from ..frames import check_frame
@@ -56,8 +57,9 @@ class Reference:
 
     @cached_property
     def looks(self) -> list[int]:
-        """Every eighth frame, and the last one."""
-        return [*range(0, len(self) - 1, SPEC.executed), len(self) - 1]
+        """Every eighth frame, and the last one that a plan begins at; beyond it nothing is looked at."""
+        last = max(last_phase(len(self)), 1)
+        return [*range(0, last, SPEC.executed), last]
 
     def prepare(self, phases: Sequence[int]) -> None:
         missing = sorted({j for j in phases if j not in self._prepared})
