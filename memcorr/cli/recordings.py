@@ -30,7 +30,8 @@ def data_check(data: tyro.conf.Positional[Path], picture: Path | None = None) ->
     if report.findings:
         wrong = len({finding.demonstration for finding in report.findings})
         raise UserError(f"{data}: something is wrong in {wrong} demonstrations, see above; look at {report.picture}")
-    print(f"no fault that can be tested was found; look at {report.picture}")
+    then = f"memcorr serve servo --references {data}"
+    print(f"no fault that can be tested was found; look at {report.picture}, then: {then}")
 
 
 @verb(data_app, "mask")
@@ -72,7 +73,8 @@ def import_verb(kind: Literal["lerobot", "mcap"], what: str, folder: str) -> Non
         from ..recordings.sidecars import import_recordings
 
         made = import_recordings(kind, data, out, world, mapping, calibration, masks)
-        print(f"wrote {made} demonstrations to {out}; next: memcorr data check {out}")
+        then = f"memcorr data check {out}" if masks else f"memcorr data mask {out} --first-masks FOLDER"
+        print(f"wrote {made} demonstrations to {out}; next: {then}")
 
     command.__doc__ = f"""{what}
 

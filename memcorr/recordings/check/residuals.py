@@ -159,7 +159,9 @@ def restless(surface: Array, distance: Array) -> Array:
 
 
 def quietest(score: Array) -> int:
-    """The lag, nearest to none, at which depth is hardly more restless than at its best."""
+    """The lag, nearest to none, at which depth is hardly more restless than at its best; none unless that is clear."""
+    if score[FAR] <= CLEARLY * score.min():
+        return 0
     near = np.flatnonzero(score <= 1.1 * score.min() + 2e-4) - FAR
     return int(near[np.abs(near).argmin()])
 
