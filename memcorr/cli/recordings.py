@@ -13,7 +13,7 @@ from .options import Seed, Speed, app, data_app, export_app, import_app, verb
 
 @verb(data_app, "check")
 def data_check(data: tyro.conf.Positional[Path], picture: Path | None = None) -> None:
-    """What is there, what is wrong with it and in whose frame, with pictures; exit code 2 if something is wrong.
+    """What is there, how well it fits together, what is wrong with it; pictures; exit code 2 if something is wrong.
 
     Args:
         data: Folder of the demonstrations.
@@ -25,12 +25,13 @@ def data_check(data: tyro.conf.Positional[Path], picture: Path | None = None) ->
     if (data / "meta/info.json").exists():
         raise UserError(f"{data} is a LeRobot dataset: memcorr import lerobot {data} --out STORE, then check STORE")
     report = check(Store.open(data), picture or data / "check.png")
-    for line in (report.summary, *report.notes, *report.lines()):
+    for line in (report.summary, *report.notes, *report.measured, *report.lines()):
         print(line)
     if report.findings:
         wrong = len({finding.demonstration for finding in report.findings})
         raise UserError(f"{data}: something is wrong in {wrong} demonstrations, see above; look at {report.picture}")
-    print(f"nothing is wrong; look at {report.picture}")
+    then = f"memcorr serve servo --references {data}"
+    print(f"no fault that can be tested was found; look at {report.picture}, then: {then}")
 
 
 @verb(data_app, "mask")
@@ -90,7 +91,8 @@ def import_verb(kind: Literal["lerobot", "mcap"], what: str, folder: str) -> Non
         from ..recordings.sidecars import import_recordings
 
         made = import_recordings(kind, data, out, world, mapping, calibration, masks)
-        print(f"wrote {made} demonstrations to {out}; next: memcorr data check {out}")
+        then = f"memcorr data check {out}" if masks else f"memcorr data mask {out} --first-masks FOLDER"
+        print(f"wrote {made} demonstrations to {out}; next: {then}")
 
     command.__doc__ = f"""{what}
 

@@ -76,6 +76,7 @@ def serve(
     clients: Count = 32,
     megabytes: Count = 32,
     action_limit: ActionLimit = 1.0,
+    masks: Literal["sent", "carried"] = "sent",
     device: Device = "auto",
 ) -> None:
     """Serve a policy to robots over websockets, in openpi's protocol, until Ctrl-C or SIGTERM.
@@ -90,6 +91,8 @@ def serve(
         threads: Torch's.
         clients: Connections at a time.
         action_limit: Largest component of an action that a policy's file may ask for; others are refused.
+        masks: Whether every frame comes with the object's mask, or the first of an episode, which is then carried along
+            by the matcher and depth.
         megabytes: Longest message. A reference of 200 frames of 128 x 128 pixels has 26.
     """
     with needs("serve"):
@@ -97,7 +100,7 @@ def serve(
 
     key = None if key_file is None else read_key(key_file)
     settings = Settings(host, port, key, megabytes * 2**20, clients=clients)
-    serve_policy(policy, references, matcher, settings, lanes, threads, device, action_limit)
+    serve_policy(policy, references, matcher, settings, lanes, threads, device, action_limit, masks)
 
 
 @verb(app)

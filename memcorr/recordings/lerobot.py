@@ -260,7 +260,10 @@ class Dataset:
         else:
             size = size_of(description)
             cells = (content(cell, self.root) for cell in table[key].to_pylist())
-            pixels = np.stack([decoded(cell, size, colour=name == "rgb") for cell in cells])
+            try:
+                pixels = np.stack([decoded(cell, size, colour=name == "rgb") for cell in cells])
+            except UserError as problem:
+                raise UserError(f"{self.root}: {key}: {problem}") from None
         if name == "rgb":
             return pixels
         if name == "mask":

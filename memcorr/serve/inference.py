@@ -9,13 +9,15 @@ after the other: whoever chooses one waits for it, and nobody's plans do.
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import queue
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -24,8 +26,9 @@ from ..correspondence.lift import BATCH
 from ..correspondence.matcher import Matcher
 from ..demos.pace import Pace
 from ..errors import UserError
+from ..following.masks import Tracked
 from ..following.reference import Reference
-from ..following.step import Look, Relation
+from ..following.step import Look, Observation, Relation
 from ..frames import Camera, Frame
 from ..policy.plan import ACTION_LIMIT, Follows, Plan, Planner, Request, initial_noise
 from ..runs import threads
@@ -33,8 +36,10 @@ from ..spec import SPEC
 from .protocol import Refused
 
 log = logging.getLogger(__name__)
+Masks = Literal["sent", "carried"]  # with every frame; or with the first of an episode, and found from there on
 KEPT = 32  # prepared frames of a reference, 0.9 MB each with the embedded matcher; an episode looks at 24
 PREPARED = 32  # references that have any
+LOOKS = 32  # earlier ones that a carried mask is held against
 
 
 class ServedReference(Reference):
@@ -99,6 +104,7 @@ class Answer:
     wait_ms: float  # before it was begun
     infer_ms: float
     company: int  # clients planned for in the same batch
+    tracked: Tracked | None = None  # to carry the mask on from, where masks are carried
 
 
 @dataclass(frozen=True)
@@ -107,6 +113,7 @@ class _Waiting:
     seed: int  # draws the noise of the sample
     since: float
     answer: Future[Answer]
+    tracked: Tracked | None  # what carries the mask to this look; None where one was sent
 
 
 class Inference:
@@ -119,6 +126,7 @@ class Inference:
         lanes: int = 1,
         thread_count: int = 1,
         action_limit: float = ACTION_LIMIT,
+        masks: Masks = "sent",
     ) -> None:
         if policy.design.visual:
             raise UserError(f"{policy.design.name} follows no reference: only relation policies are served")
@@ -126,7 +134,7 @@ class Inference:
             raise UserError(f"{policy.design.name} has another robot's state or action: the protocol's have 9 and 4")
         self.matcher = matcher if policy.design.needs_matches else None
         self.planner = Planner(policy, self.matcher, lanes, action_limit)
-        self.lanes, self.thread_count = lanes, thread_count
+        self.lanes, self.thread_count, self.masks = lanes, thread_count, masks
         self._recent: WeakKeyDictionary[Reference, None] = WeakKeyDictionary()  # the last used at the end
         self._lock = threading.Lock()  # of these
         self._waiting: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
@@ -152,8 +160,8 @@ class Inference:
         self._thread.join(timeout)
         self._preparing.join(timeout)
 
-    def submit(self, look: Look, seed: int = 0) -> Future[Answer]:
-        waiting = _Waiting(look, seed, time.perf_counter(), Future())
+    def submit(self, look: Look, seed: int = 0, tracked: Tracked | None = None) -> Future[Answer]:
+        waiting = _Waiting(look, seed, time.perf_counter(), Future(), tracked)
         self._waiting.put(waiting)
         return waiting.answer
 
@@ -232,7 +240,8 @@ class Inference:
         """Answers everybody in the batch, whatever happens."""
         began = time.perf_counter()
         try:
-            plans = self.plan([w.look for w in batch], [w.seed for w in batch])
+            seen = [self._masked(w) for w in batch]
+            plans = self.plan([look for look, _ in seen], [w.seed for w in batch])
         except Exception as problem:
             if len(batch) > 1:
                 for waiting in batch:
@@ -241,11 +250,23 @@ class Inference:
             batch[0].answer.set_exception(problem)
             return
         took = 1e3 * (time.perf_counter() - began)
-        for waiting, plan in zip(batch, plans, strict=True):
+        for waiting, plan, (_, tracked) in zip(batch, plans, seen, strict=True):
             if np.isfinite(plan.actions).all():
-                waiting.answer.set_result(Answer(plan, 1e3 * (began - waiting.since), took, len(batch)))
+                waiting.answer.set_result(Answer(plan, 1e3 * (began - waiting.since), took, len(batch), tracked))
             else:
                 waiting.answer.set_exception(Refused("no finite plan: are robot_state and T_world_cam in metres?"))
+
+    def _masked(self, waiting: _Waiting) -> tuple[Look, Tracked | None]:
+        """With the mask carried from the look before, if none was sent. What carries it is copied: a plan that fails
+        has changed nothing."""
+        look, frame = waiting.look, waiting.look.observation.frame
+        if self.masks == "sent" or self.matcher is None:
+            return look, None
+        if waiting.tracked is None:
+            return look, Tracked(self.matcher, frame, frame.mask)
+        tracked = copy.copy(waiting.tracked)
+        tracked.history = [*tracked.history[:1], *tracked.history[1:][-LOOKS:]]
+        return replace(look, observation=Observation(replace(frame, mask=tracked.look(frame)))), tracked
 
     def plan(self, looks: Sequence[Look], seeds: Sequence[int]) -> list[Plan]:
         """What `Follower.plan` gives with as many lanes, for each look, bit for bit."""

@@ -1,7 +1,7 @@
 """What travels between a robot and the server: openpi's encoding, and everything else refused.
 
 A message is a msgpack map. An array in it is the map {__ndarray__, data, dtype, shape} with keys in bytes, as
-`openpi_client.msgpack_numpy` writes it. openpi's decoder takes any dtype that numpy can parse; ours takes six,
+`openpi_client.msgpack_numpy` writes it. openpi's decoder takes any dtype that numpy can parse; ours takes seven,
 checks that size and shape agree, and never builds an object. Whatever is wrong with a message is `Refused`
 with one line that its sender can act on.
 """
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ..demos.store import Demonstration
 from ..frames import Camera, Frame, check_frame
 
-DTYPES = ("|b1", "|u1", "<i4", "<i8", "<f4", "<f8")
+DTYPES = ("|b1", "|u1", "<u2", "<i4", "<i8", "<f4", "<f8")
 MOST_AXES = 4  # a recording of colour images
 MOST_PARTS = 100  # lists, and maps: an upload has 15 and 16
 FARTHEST_CM = 100.0  # that a hand is commanded to move in one step
@@ -29,7 +29,8 @@ LONGEST_NAME = 80
 IMAGES = {"rgb": None, "depth": np.float32, "mask": None}  # and what they are computed with, if not as they come
 NUMBERS = ("K", "T_world_cam", "robot_state", "gripper")
 FRAME = (*IMAGES, *NUMBERS)
-OPTIONS = ("reference", "elapsed", "seed", "reset")
+OPTIONS = ("reference", "elapsed", "seed", "reset", "depth_scale")
+DEPTH_SCALES = (1e-6, 0.1)  # metres that a whole number of depth may stand for
 
 
 class Refused(ValueError):
@@ -123,6 +124,7 @@ class Message:
     elapsed: int | None = None  # control steps since the reference was begun; counted by the server if not given
     seed: int = 0  # of the sample's noise
     reset: bool = False  # an episode begins
+    masked: bool = True  # whether the frame came with a mask; else it is empty, to be carried from an earlier one
 
 
 def read_message(data: bytes | str) -> Message:
@@ -143,7 +145,7 @@ def read_message(data: bytes | str) -> Message:
     frame = read_frame(content) if any(name in content for name in FRAME) else None
     if frame is None and reference is None and not reset and elapsed is None:
         raise Refused("an empty message: send an observation, a reference or reset")
-    return Message(frame, reference, elapsed, _whole(content, "seed", 2**63 - 1) or 0, reset)
+    return Message(frame, reference, elapsed, _whole(content, "seed", 2**63 - 1) or 0, reset, "mask" in content)
 
 
 def _whole(content: dict[str, Any], name: str, highest: int) -> int | None:
@@ -151,6 +153,18 @@ def _whole(content: dict[str, Any], name: str, highest: int) -> int | None:
     if value is not None and (type(value) is not int or not 0 <= value <= highest):
         raise Refused(f"{name} must be a whole number from 0 up, not {_brief(value)}")
     return value
+
+
+def _metres(depth: NDArray, content: dict[str, Any], whose: str) -> NDArray:
+    """Depth as a camera has it, whole numbers of a unit that is declared."""
+    scale, (least, most) = content.get("depth_scale"), DEPTH_SCALES
+    if depth.dtype != np.uint16:
+        if scale is not None:
+            raise Refused(f"depth_scale is for {whose}.depth of uint16, not {depth.dtype}")
+        return depth
+    if not isinstance(scale, float) or not least <= scale <= most:
+        raise Refused(f"{whose}.depth of uint16 needs depth_scale, metres per unit: 0.001 for millimetres")
+    return (depth * np.float64(scale)).astype(np.float32)
 
 
 def _arrays(content: dict[str, Any], whose: str) -> dict[str, NDArray]:
@@ -166,6 +180,7 @@ def _arrays(content: dict[str, Any], whose: str) -> dict[str, NDArray]:
         floating = precision is not None and np.issubdtype(array.dtype, np.floating)
         with np.errstate(over="ignore"):
             arrays[name] = array.astype(precision, copy=False) if floating else array
+    arrays["depth"] = _metres(arrays["depth"], content, whose)
     return arrays
 
 
@@ -178,6 +193,8 @@ def _checked(frame: Frame, whose: str) -> Frame:
 
 
 def read_frame(content: dict[str, Any]) -> Frame:
+    if "mask" not in content and isinstance(content.get("depth"), np.ndarray):
+        content = {**content, "mask": np.zeros(content["depth"].shape, np.bool_)}
     a = _arrays(content, "frame")
     camera = Camera(a["K"], a["T_world_cam"])
     return _checked(Frame(a["rgb"], a["depth"], a["mask"], camera, a["robot_state"], a["gripper"]), "frame")
@@ -189,9 +206,10 @@ def read_upload(content: dict[str, Any]) -> Upload:
     name = content.get("name")
     if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
         raise Refused(f"an uploaded reference needs a name of at most {LONGEST_NAME} letters")
-    if unknown := [key for key in content if key not in (*FRAME, "name", "action")]:
+    if unknown := [key for key in content if key not in (*FRAME, "name", "action", "depth_scale")]:
         raise Refused(
-            f"unknown field {_brief(unknown[0])} of a reference: choose from name, action, {', '.join(FRAME)}"
+            f"unknown field {_brief(unknown[0])} of a reference: choose from "
+            f"{', '.join(('name', 'action', 'depth_scale', *FRAME))}"
         )
     a = _arrays(content, "reference")
     T = len(a["rgb"]) if a["rgb"].ndim else 0

@@ -16,7 +16,7 @@ import signal
 import time
 from collections import deque
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -31,7 +31,7 @@ from ..policy.plan import ACTION_LIMIT
 from ..policy.policy import load_policy
 from ..runs import provenance
 from ..spec import SPEC
-from .inference import Inference
+from .inference import Inference, Masks
 from .protocol import FRAME, OPTIONS, Message, Refused, Upload, encode, read_message
 from .sessions import Library, Session
 
@@ -100,6 +100,7 @@ class PolicyServer:
                 "action_limit": policy.design.action_limit,
                 "executed": SPEC.executed,
                 "lanes": inference.lanes,
+                "masks": inference.masks,
                 "message_bytes": settings.message_bytes,
             }
         )
@@ -184,9 +185,11 @@ class PolicyServer:
             await self.awaited(connection, self.inference.make_ready(session.reference))
         content: dict[str, Any] = {"reference": session.name, "elapsed": session.elapsed}
         if (look := session.look(message)) is not None:
-            planned = await self.awaited(connection, self.inference.submit(look, message.seed))
+            tracked = None if message.masked else session.tracked
+            planned = await self.awaited(connection, self.inference.submit(look, message.seed, tracked))
             design = self.inference.planner.policy.design
             plan, session = session.executed(planned.plan, look.observation, design)
+            session = replace(session, tracked=planned.tracked)
             timing = {"infer_ms": planned.infer_ms, "wait_ms": planned.wait_ms, "company": planned.company}
             content |= {
                 "actions": plan.actions,
@@ -303,6 +306,7 @@ def serve_policy(
     thread_count: int = 1,
     device: str = "auto",
     action_limit: float = ACTION_LIMIT,
+    masks: Masks = "sent",
 ) -> None:
     """What the command line runs; returns when the server was stopped."""
     for handler in logging.getLogger().handlers:
@@ -311,5 +315,5 @@ def serve_policy(
     loaded = load_policy(policy, device)
     if lanes is None:
         lanes = 8 if loaded.device == "cuda" else 1
-    inference = Inference(loaded, load_matcher(matcher), lanes, thread_count, action_limit)
+    inference = Inference(loaded, load_matcher(matcher), lanes, thread_count, action_limit, masks)
     asyncio.run(PolicyServer(settings, inference, Library(store, inference.matcher)).run())

@@ -11,6 +11,7 @@ from ..correspondence.matcher import Matcher
 from ..demos.store import Store, demonstration_path, read_demonstration
 from ..errors import UserError
 from ..following.course import Progress
+from ..following.masks import Tracked
 from ..following.step import Look, Observation
 from ..policy.checkpoint import Design
 from ..policy.plan import Guard, Plan
@@ -70,6 +71,7 @@ class Session:
     progress: Progress | None = None  # of the last plan, where the phase is by what is seen
     began: Observation | None = None  # the first of the episode
     guard: Guard = NOTHING_YET  # of the last plan
+    tracked: Tracked | None = None  # the object's mask at the last look, where masks are carried
 
     @property
     def held(self) -> int:
@@ -94,8 +96,8 @@ class Session:
         elapsed, progress = (0, None) if begun else (self.elapsed, self.progress)
         began = None if message.reset else self.began
         now = elapsed if message.elapsed is None else message.elapsed
-        guard = NOTHING_YET if message.reset else self.guard
-        return Session(name, reference, now, uploads, progress, began, guard)
+        guard, tracked = (NOTHING_YET, None) if message.reset else (self.guard, self.tracked)
+        return Session(name, reference, now, uploads, progress, began, guard, tracked)
 
     def look(self, message: Message) -> Look | None:
         """The decision that the message asks for, if it does."""
@@ -103,6 +105,8 @@ class Session:
             return None
         if self.reference is None:
             raise Refused("no reference chosen: name one of the metadata's references, or upload one")
+        if not message.masked and self.tracked is None:
+            raise Refused("frame lacks mask: every frame needs it, or, with --masks carried, the first of an episode")
         return Look(Observation(message.frame), self.reference, self.elapsed, self.progress, self.began)
 
     def executed(self, plan: Plan, seen: Observation, design: Design) -> tuple[Plan, Session]:

@@ -30,6 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from ..demos.store import Store
 from ..errors import UserError
 from ..files import refuse, write_json
 from ..policy.checkpoint import (
@@ -48,6 +49,7 @@ from ..policy.condition import Normalisation
 from ..policy.networks.transformer import parameter_total
 from ..runs import choose_device, claimed
 from ..runs import threads as torch_threads
+from ..spec import tasks_of
 from .batches import Batch, Batches, draw, is_paired, predicted
 from .dataset import measure
 from .experiments import Config, Experiment, find_experiment
@@ -294,7 +296,9 @@ def outcome(run: Run, data: Path) -> str:
             f"stage one is finished after {run.update} updates: {run.folder / STAGE_ONE}; for stage two make a cache "
             f"(`memcorr match --data {data} --out CACHE{asked}`) and give the same command with --cache CACHE"
         )
-    return f"finished after {run.update} updates: {run.folder / MODEL}; next: memcorr evaluate {run.folder}"
+    simulated = not (data / "collection.json").exists() or tasks_of(Store.open(data).world)
+    then = f"memcorr evaluate {run.folder}" if simulated else f"memcorr serve {run.folder} --references {data}"
+    return f"finished after {run.update} updates: {run.folder / MODEL}; next: {then}"
 
 
 def check_same_run(out: Path, config: Config) -> None:

@@ -42,7 +42,7 @@ from memcorr.worlds.scenes import evaluation_scenes
 from memcorr.worlds.world import World
 
 ROOT = Path(__file__).parents[2]
-MESSAGES = 2000 if os.environ.get("MEMCORR_FULL") else 300
+MESSAGES = int(os.environ.get("MEMCORR_FUZZ", "200"))
 SPOKEN = f"viser-v{viser.__version__}"
 
 
@@ -135,6 +135,9 @@ class Page:
     def __init__(self, address: str) -> None:
         self._open = ExitStack()
         self.socket = self._open.enter_context(connect(address, subprotocols=[SPOKEN], max_size=None))  # type: ignore[list-item]
+        camera: dict[str, Any] = {"wxyz": [1.0, 0.0, 0.0, 0.0], "fov": 1.0, "near": 0.1, "far": 10.0}
+        camera |= {name: [0.0, 0.0, 1.0] for name in ("position", "look_at", "up_direction")}
+        self.say(type="ViewerCameraMessage", image_height=480, image_width=640, **camera)  # before, it is nobody
         self.controls: dict[str, dict[str, Any]] = {}
         self.reading = ""
 

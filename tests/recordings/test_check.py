@@ -24,6 +24,7 @@ from memcorr.errors import UserError
 from memcorr.files import write_json
 from memcorr.frames import Camera, Frame
 from memcorr.recordings.check.report import check, examine
+from memcorr.recordings.check.residuals import UNTESTABLE, measure
 from tests.test_runs import taken
 
 Change = Callable[[list[Frame], NDArray], tuple[list[Frame], NDArray]]
@@ -79,6 +80,32 @@ def interrupted(seen: list[Frame], action: NDArray) -> tuple[list[Frame], NDArra
 def thinned(frame: Frame) -> Frame:
     lost = np.random.default_rng(0).random(frame.depth.shape) < 0.9
     return replace(frame, depth=np.where(lost, 0, frame.depth).astype(np.float32))
+
+
+def late(*names: str) -> Change:
+    """Images show what was there five rows before."""
+
+    def change(seen: list[Frame], action: NDArray) -> tuple[list[Frame], NDArray]:
+        old = [{name: getattr(f, name) for name in names} for f in seen]
+        return [replace(f, **o) for f, o in zip(seen[5:], old, strict=False)], action[5:]  # type: ignore[arg-type]
+
+    return change
+
+
+def gripping(sign: float) -> Change:
+    """The hand closes half-way, two rows after it is told to."""
+
+    def change(seen: list[Frame], action: NDArray) -> tuple[list[Frame], NDArray]:
+        action = np.column_stack([action[:, :3], np.where(np.arange(len(action)) < 100, -sign, sign)])
+        made = []
+        for t, f in enumerate(seen):
+            apart = np.array([0.0, 0.05 if t < 102 else 0.01, 0.0])
+            made.append(
+                replace(f, robot_state=np.concatenate([f.robot_state[:3], f.gripper + apart, f.gripper - apart]))
+            )
+        return made, action
+
+    return change
 
 
 def late_clock(length: int) -> NDArray:
@@ -161,6 +188,25 @@ FAULTS = {
         actions(lambda a: a[:, [1, 0, 2, 3]] * [1, -1, 1, 1]), "action", ("its axes are not the world's", "-y, x, z")
     ),
     "actions in metres": Fault(actions(lambda a: a * [0.01, 0.01, 0.01, 1]), "action", ("divided by 1 cm",)),
+    "colour late": Fault(late("rgb"), "rgb", ("about 5 rows late",)),
+    "depth late": Fault(late("depth"), "depth", ("about 5 rows late", "where the gripper was then")),
+    "all images late": Fault(late("rgb", "depth", "mask"), "rgb, depth, mask", ("rows late", "the hand is seen")),
+    "depth 5 % too far": Fault(
+        frames(lambda f: replace(f, depth=f.depth * np.float32(1.05))), "depth", ("mm behind it", "depth's scale")
+    ),
+    "depth 5 % too near": Fault(
+        frames(lambda f: replace(f, depth=f.depth / np.float32(1.05))), "depth", ("mm in front of it",)
+    ),
+    "gripper 2 cm off": Fault(
+        frames(lambda f: replace(f, gripper=f.gripper + np.array([0.02, 0.0, 0.0]))),
+        "gripper",
+        ("(+20, ", "mm from the midpoint of the fingertips"),
+    ),
+    "gripper's command inverted": Fault(gripping(-1.0), "action", ("command is inverted",)),
+    "time in milliseconds": Fault(frames(lambda f: f), "time", ("divide by 1000",), time=lambda n: 50.0 * np.arange(n)),
+    "state constant": Fault(
+        frames(lambda f: replace(f, robot_state=np.arange(7.0))), "robot_state", ("it never changes",)
+    ),
     "actions that are missing": Fault(actions(np.zeros_like), "action", ("never changes",)),
 }
 
@@ -189,6 +235,35 @@ def test_a_fault_is_named_in_one_line_and_no_other_is(
     assert "\n" not in line and line.startswith(f"pair-001-open: {fault.field}: "), line
     for words in fault.words:
         assert words in line
+
+
+def test_what_cannot_be_told_from_good_data_is_said(good: tuple[Demonstration, list[Frame]], tmp_path: Path) -> None:
+    """Red and blue exchanged, the whole hand 2 cm off, actions twice as large: each is listed, in the output and
+    on the page, as the rest is; what moves is measured."""
+    page = (Path(__file__).parents[2] / "docs/own-data.md").read_text()
+    assert all(words.split(" (")[0] in page for words in UNTESTABLE)
+    d, seen = good
+    by = np.array([0.0, 0.0, 0.02])
+    moved = [replace(f, gripper=f.gripper + by, robot_state=f.robot_state + np.tile(by, 3)) for f in seen]
+    versions = {
+        "good": (seen, d.action),
+        "blue": ([replace(f, rgb=f.rgb[..., ::-1].copy()) for f in seen], d.action),
+        "moved": (moved, d.action),
+        "far": ([replace(f, depth=f.depth * np.float32(1.02)) for f in seen], d.action),
+        "twice": (seen, d.action * [2, 2, 2, 1]),
+        "fingers": gripping(1.0)(seen, d.action),
+    }
+    found = {}
+    for name, (frames, action) in versions.items():
+        written = rewritten(d, tmp_path / f"{name}.h5", frames, action)
+        assert not (wrong := examine(written)), (name, [f.line() for f in wrong])
+        found[name] = measure(written)
+    good_one = found["good"]
+    assert good_one.offset_m and good_one.action_m and found["far"].offset_m and found["twice"].action_m
+    assert found["far"].offset_m.value - good_one.offset_m.value == pytest.approx(0.02, abs=0.004)
+    assert found["twice"].action_m.value == pytest.approx(good_one.action_m.value / 2)
+    assert good_one.depth_lag is not None and good_one.depth_lag.value == 0 and found["fingers"].closing is not None
+    assert good_one.colour_lag is not None and set(good_one.colour_lag.parts) == {0.0}
 
 
 def test_faults_do_not_hide_each_other(good: tuple[Demonstration, list[Frame]], tmp_path: Path) -> None:
@@ -251,6 +326,8 @@ def test_the_report_says_what_is_there_groups_what_is_wrong_and_draws_it(store: 
     assert "4 demonstrations of mine (open, close), 200 rows, images 128 x 128" in report.summary
     assert "without door_joint, object_pose, time" in report.summary
     assert report.notes == ("2 pairs; their grippers start at most 0.0 mm apart",)
+    assert any("an action of 1 moves the hand by" in line and "(" in line for line in report.measured)
+    assert sum("exchanged" in line for line in report.measured) == 2
     (line,) = report.lines()
     assert line.startswith("pair-001-open and 1 more: T_world_cam: it maps world to camera")
     with Image.open(root / "check.png") as page:

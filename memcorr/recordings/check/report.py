@@ -19,6 +19,7 @@ from ...spec import SPEC
 from .evidence import Evidence, Finding
 from .mask import check_mask
 from .motion import check_actions, check_time
+from .residuals import UNTESTABLE, Residuals, check_residuals, measure, told
 from .space import check_depth, check_hand, check_intrinsics, check_rotation
 
 SHORTEST = SPEC.chunk + 1  # rows: one chunk of actions, and what came after it
@@ -36,6 +37,7 @@ class Report:
     summary: str
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]  # worth knowing, nothing wrong
+    measured: tuple[str, ...]  # how well things fit each other
     picture: Path
 
     def lines(self) -> list[str]:
@@ -66,7 +68,7 @@ def check_layout(demonstration: Demonstration) -> list[Finding]:
     return found
 
 
-def examine(demonstration: Demonstration) -> list[Finding]:
+def examine(demonstration: Demonstration, measured: Residuals | None = None) -> list[Finding]:
     """Everything that is wrong with one demonstration, each cause once."""
     if found := check_layout(demonstration):
         return found
@@ -80,7 +82,7 @@ def examine(demonstration: Demonstration) -> list[Finding]:
     found = [*found, *of_intrinsics, *of_camera, *check_mask(evidence), *of_time]
     if not of_time:
         found += check_actions(demonstration, all(finding.field != "gripper" for finding in of_camera))
-    return found
+    return found or list(check_residuals(demonstration, measured or measure(demonstration)))
 
 
 def check(store: Store, picture: Path) -> Report:
@@ -88,12 +90,20 @@ def check(store: Store, picture: Path) -> Report:
     present = store.present()
     if not present:
         raise UserError(f"{store.root} holds no demonstrations such as pair-000-{store.tasks[0]}.h5")
-    findings: list[Finding] = []
+    findings, measured = list[Finding](), list[Residuals]()
     with claimed(picture.parent):  # usually the store's own folder, where others may be at work
         for demonstration in tqdm(present, "check", unit="demo", leave=False):
-            findings += examine(demonstration)
+            if not check_layout(demonstration):
+                measured.append(measure(demonstration))
+            findings += examine(demonstration, measured[-1] if measured else None)
         write_pictures(present, findings, picture)
-    return Report(describe(store, present), tuple(findings), tuple(notes(store, present)), picture)
+    fits = (
+        "measured (where nine tenths of all parts of the recordings are):",
+        *told(measured),
+        "what no recording shows:",
+        *(f"  {words}" for words in UNTESTABLE),
+    )
+    return Report(describe(store, present), tuple(findings), tuple(notes(store, present)), fits, picture)
 
 
 def write_pictures(present: Sequence[Demonstration], findings: Sequence[Finding], path: Path) -> Path:
