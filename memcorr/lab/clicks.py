@@ -7,6 +7,7 @@ policy's lane carries it from look to look, as on a real robot.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from ..frames import Frame
 from ..show.video import Image
 from ..spec import Array
 
-CLICKS = {"cmd/ctrl": "on the object", "shift": "beside it"}
+CLICKS: dict[Literal["cmd/ctrl", "shift"], str] = {"cmd/ctrl": "on the object", "shift": "beside it"}
 FARTHEST, STEP = 6.0, 0.002  # metres along a click's ray
 NEAR = 0.01  # metres behind a surface that still are on it
 

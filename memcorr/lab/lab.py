@@ -15,6 +15,7 @@ import logging
 import socket
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -78,7 +79,11 @@ class Lab:
         self.server = server
         self.enter(self.first_world)
         for modifier, what in CLICKS.items():
-            server.scene.on_click(modifier=modifier)(lambda event, what=what: self.panel.clicked(what)(event))
+            server.scene.on_click(modifier=modifier)(partial(self.clicked, what))
+
+    def clicked(self, what: str, event: viser.SceneClickEvent) -> None:
+        """In the 3D scene, in the web server's thread."""
+        self.inbox.put(Order(what, (np.array(event.ray_origin), np.array(event.ray_direction))))
 
     def enter(self, name: str) -> None:
         """Another world: its scene, its references, an episode at its start."""

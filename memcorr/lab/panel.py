@@ -100,14 +100,6 @@ class Panel:
             self.masked = gui.add_image(np.zeros((PICTURE[1], PICTURE[1], 3), np.uint8), label="live, from clicks")
             self._group("mask", ("use", "clear"))
 
-    def clicked(self, what: str) -> Callable[[Any], Coroutine[None, None, None]]:
-        """A callback of the 3D scene: the order carries the click's ray."""
-
-        async def send(event: Any) -> None:
-            self.inbox.put(Order(what, (np.array(event.ray_origin), np.array(event.ray_direction))))
-
-        return send
-
     def _group(self, label: str, options: Sequence[str]) -> None:
         self.gui.add_button_group(label, options).on_click(self._tell(label))
 

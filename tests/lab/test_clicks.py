@@ -60,7 +60,10 @@ def test_the_mask_is_shown_before_the_policy_carries_it(lab: Lab) -> None:
     blank = lab.panel.masked.image.copy()
     with pytest.raises(UserError, match="hold Ctrl and click"):
         lab.obey(Order("mask", "use"))
-    lab.obey(Order("on the object", towards(frame, *innermost(frame.mask))))
+    origin, direction = (tuple(map(float, a)) for a in towards(frame, *innermost(frame.mask)))
+    lab.clicked("on the object", viser.SceneClickEvent(None, 0, origin, direction, (0.5, 0.5), "cmd/ctrl"))  # type: ignore[arg-type]
+    (order,) = lab.orders(0)
+    lab.obey(order)
     missing = frame.mask & ~lab.clicks.mask(frame)
     lab.obey(Order("on the object", towards(frame, *innermost(missing))))
     clicked = lab.clicks.mask(frame)
