@@ -28,6 +28,7 @@ from ..evaluation.rollout import LANES, Job, Stopwatch, roll_out
 from ..following.step import Look, Observation
 from ..policy.checkpoint import Checkpoint, Design
 from ..policy.condition import Condition, Normalisation
+from ..policy.networks.diffusion import Prefix
 from ..policy.networks.sampler import TransformerSampler
 from ..policy.networks.transformer import ActionTransformer
 from ..policy.policy import Policy, load_trained
@@ -48,7 +49,8 @@ class StraightforwardSampler:
         self.how = design.guidance, design.schedule, design.ddim_steps, design.predicts
 
     @torch.inference_mode()
-    def sample(self, condition: Condition, noise: Tensor) -> Tensor:
+    def sample(self, condition: Condition, noise: Tensor, prefix: Prefix | None = None) -> Tensor:
+        assert prefix is None, "nobody is late here"
         return straightforward_sample(self.network, condition, noise, *self.how)
 
 
