@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from .correspondence.matcher import Matcher as Matcher
     from .demos.store import Demonstration as Demonstration
     from .demos.store import Store as Store
+    from .demos.store import read_demonstration as read_demonstration
+    from .demos.store import write_demonstration as write_demonstration
     from .errors import UserError as UserError
     from .frames import Camera as Camera
     from .frames import Frame as Frame
@@ -37,6 +39,8 @@ _PLACES = {
     "UserError": "errors",
     "World": "worlds.world",
     "load_policy": "policy.policy",
+    "read_demonstration": "demos.store",
+    "write_demonstration": "demos.store",
 }
 __all__ = [*sorted(_PLACES), "__version__"]
 

@@ -50,7 +50,7 @@ class StraightforwardSampler:
 
     @torch.inference_mode()
     def sample(self, condition: Condition, noise: Tensor, prefix: Prefix | None = None) -> Tensor:
-        assert prefix is None, "nobody is late here"
+        assert prefix is None, "nothing is continued here"
         return straightforward_sample(self.network, condition, noise, *self.how)
 
 

@@ -8,9 +8,10 @@ from typing import Annotated, Literal, cast
 
 import tyro
 
+from ..demos.manner import Manner
 from ..errors import UserError
 from ..runs import claimed
-from ..spec import DOOR, WORLD_TASKS, PhaseSource, TestSet, TieBreak
+from ..spec import DOOR, SPEC, WORLD_TASKS, PhaseSource, TestSet, TieBreak, stock_task
 from .options import (
     Count,
     Device,
@@ -35,19 +36,21 @@ Changes = Annotated[tuple[str, ...], tyro.conf.arg(name="set", metavar="FIELD=VA
 def collect(
     world: str = DOOR,
     out: Path | None = None,
-    pairs: Count = 100,
+    pairs: Count | None = None,
     seed: Seed = 0,
     disturbed: bool = False,
     *,
+    manner: Manner,
     work: Work,
 ) -> None:
     """Record the paired demonstrations; the same command again continues an interrupted run.
 
     Args:
-        world: One of the ten worlds, or all of them.
+        world: One of the ten worlds, all of them, or metaworld/NAME for any task of Meta-World.
         out: Folder of the store; data/demos for the door, data/worlds/WORLD for another, data/disturbed/WORLD for
             disturbed ones. With --world all, the folder that holds one store each; data/worlds or data/disturbed.
-        pairs: Paired configurations to record, the first ones of the hypercube of 100.
+        pairs: Paired configurations to record, the first ones of the hypercube of 100; all if not given. Of a task of
+            Meta-World that many recordings; one.
         seed: Draws the configurations; the paper's set is seed 0.
         disturbed: Recordings that recover: starts differ, the hand and the object are disturbed on the way.
     """
@@ -55,13 +58,13 @@ def collect(
     from ..demos.contact_sheet import write_gallery
     from ..demos.store import Store
 
-    workers = work.find()
+    workers, pairs = work.find(), pairs or (1 if stock_task(world) else SPEC.pairs)
     if world != "all":
-        collect(out or usual_store(world, disturbed), pairs, seed, workers, world, disturbed)
+        collect(out or usual_store(world, disturbed), pairs, seed, workers, world, disturbed, manner)
         return
     root = out or Path("data/disturbed" if disturbed else "data/worlds")
     for name in WORLD_TASKS:
-        collect(root / name, pairs, seed, workers, name, disturbed)
+        collect(root / name, pairs, seed, workers, name, disturbed, manner)
     with claimed(root):
         print(f"wrote {write_gallery([Store.open(root / name) for name in WORLD_TASKS], root / 'gallery.png')}")
 
@@ -91,7 +94,7 @@ def match(
         rows: Rows of the cache, every frame 0 among them.
         tie_break: Among reference frames with the same joint, the nearest in "elapsed" time or the "first"; the recipe
             that the cache is for says which (all of them: elapsed).
-        measured: Whether to do without simulator truth; if not given, where the store holds none.
+        measured: Whether to do without simulator truth; if not given, where the store holds none, or only one task.
         phase: Without truth: which frame of the reference is now, by what is "seen" or by the steps "elapsed".
     """
     from ..correspondence.cache import Cache, beside_the_paper, build_cache
@@ -101,7 +104,7 @@ def match(
     store, workers = Store.open(data), work.find()
     first = next(iter(store.present()), None)
     known = first is not None and first.object_pose is not None and first.recorded_joint is not None
-    if measured or (measured is None and first is not None and not known):
+    if measured or (measured is None and first is not None and (not known or len(store.tasks) < 2)):
         from ..following.measured import build_measured, in_words
 
         print(in_words(build_measured(store, out, matcher, pairs=pairs, phase=phase, lifting=lifting, workers=workers)))

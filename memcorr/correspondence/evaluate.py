@@ -23,7 +23,7 @@ from ..errors import UserError
 from ..files import converted, read_json, refuse, write_json
 from ..frames import Frame
 from ..runs import Workers, claimed, spread, threads
-from ..spec import DOOR, SPEC, WORLD_TASKS, Array, Lifting, Task, TestSet
+from ..spec import DOOR, SPEC, WORLD_TASKS, Array, Lifting, Task, TestSet, stock_task
 from ..worlds.expert import act
 from ..worlds.pairs import find_pair
 from ..worlds.scenes import Scene, demonstration_scenes, evaluation_scenes
@@ -89,6 +89,10 @@ def measure_all(
     """Tables of every setting in the worlds asked for, as they come; each goes into `out`/matching.json."""
     if unknown := [setting for setting in settings if setting not in SETTINGS]:
         raise UserError(f"unknown setting {unknown[0]!r}: choose from {', '.join(SETTINGS)}")
+    if stock_task(world):
+        raise UserError(
+            f"{world} has no joint to be put anywhere: rows of `memcorr evaluate` hold the matcher's error there"
+        )
     worlds = list(WORLD_TASKS) if world == "all" else [find_pair(world).name]
     jobs = [(name, setting) for name in worlds for setting in settings or SETTINGS]
     load_matcher(matcher)  # complains before anything is written

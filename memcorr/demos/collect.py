@@ -26,28 +26,30 @@ from ..worlds.pairs import find_tasks
 from ..worlds.scenes import Scene, demonstration_scenes, disturbed_scenes
 from ..worlds.world import shared_world
 from .contact_sheet import write_contact_sheet
+from .manner import PLAINLY, Manner
 from .store import Manifest, Store, demonstration_path, find_demonstration, write_demonstration
 
 log = logging.getLogger(__name__)
 AFTERWARDS = 17  # successes in a row that end a recording of one of Meta-World's own tasks: a last chunk of sixteen
 
 
-def record(root: Path, scene: Scene, task: Task) -> None:
+def record(root: Path, scene: Scene, task: Task, manner: Manner = PLAINLY) -> None:
     """One demonstration, from reset to disk. Runs in a worker process."""
     world, events = shared_world(scene.world), Events(scene)
     begin(world, scene, task)
     frames, joints, poses, flags = [], [], [], []
     actions: list[Array] = []
-    for t in range(world.steps):
-        action = act(world, task)
-        frames.append(world.observe())
+    for t in range(manner.steps(world.steps)):
+        action = manner.command(act(world, task), actions)
+        frames.append(manner.seen(world.observe(), t))
         joints.append(world.joint)
         poses.append(world.T_world_object)
         world.step(events.action(actions, action, t))
         actions.append(action)  # what the expert wanted, whatever the robot did
         events.after(world, t + 1)
         flags.append(world.success(task))
-        if stock_task(scene.world) and flags[-AFTERWARDS:] == [True] * AFTERWARDS:
+        last = 1 if manner.cut else AFTERWARDS
+        if (manner.cut or stock_task(scene.world)) and flags[-last:] == [True] * last:
             break
     held = flags[-1] and (flags == sorted(flags) or stock_task(scene.world))  # once true, true to the end
     if world.diverged or (not held and not scene.disturbances):
@@ -62,8 +64,13 @@ def record(root: Path, scene: Scene, task: Task) -> None:
         task=task,
         u=scene.u,
         world=scene.world,
-        disturbances=" ".join(map(str, scene.disturbances)),
+        disturbances=happened(scene, manner),
     )
+
+
+def happened(scene: Scene, manner: Manner) -> str:
+    """What a recording says of itself."""
+    return " ".join(filter(None, [*map(str, scene.disturbances), str(manner)]))
 
 
 @dataclass(frozen=True)
@@ -71,14 +78,17 @@ class Recording:
     """What a worker does with a stream of (scene, task)."""
 
     root: Path
+    manner: Manner
 
     def __call__(self, jobs: Iterator[tuple[Scene, Task]]) -> Iterator[None]:
         for scene, task in jobs:
-            record(self.root, scene, task)
+            record(self.root, scene, task, self.manner)
             yield
 
 
-def prepare(root: Path, pairs: int, seed: int, world: str, disturbed: bool) -> list[tuple[Scene, Task]]:
+def prepare(
+    root: Path, pairs: int, seed: int, world: str, disturbed: bool, manner: Manner = PLAINLY
+) -> list[tuple[Scene, Task]]:
     """Checks or writes the manifest; returns the demonstrations that are still missing."""
     drawn = disturbed_scenes if disturbed else demonstration_scenes
     scenes, tasks = drawn(seed, pairs, world), find_tasks(world)
@@ -102,9 +112,9 @@ def prepare(root: Path, pairs: int, seed: int, world: str, disturbed: bool) -> l
             found = find_demonstration(root, world, scene.index, task)  # complains about a damaged one, too
             if found.u != scene.u:
                 raise UserError(f"{file} was recorded with another seed than {seed}; choose another --out")
-            if found.disturbances != " ".join(map(str, scene.disturbances)):
+            if found.disturbances != happened(scene, manner):
                 what = found.disturbances or "nothing"
-                raise UserError(f"{file} was recorded with {what} going wrong in it; choose another --out")
+                raise UserError(f"{file} was recorded with {what} out of the ordinary; choose another --out")
     write_json(path, asdict(manifest))
     return missing
 
@@ -116,17 +126,19 @@ def collect(
     workers: Workers = CORES,
     world: str = DOOR,
     disturbed: bool = False,
+    manner: Manner = PLAINLY,
 ) -> None:
     """Records what is missing, then checks the pairs and writes the contact sheet.
 
     `disturbed` ones start elsewhere and are interfered with on the way: they show how to recover.
+    `manner` is how the expert is recorded.
     """
     find_tasks(world), demonstration_scenes(seed, pairs, world)  # complain before a folder is made
     with claimed(Path(root)) as root:
-        jobs = prepare(root, pairs, seed, world, disturbed)
+        jobs = prepare(root, pairs, seed, world, disturbed, manner)
         wanted = pairs * len(find_tasks(world))
         done = wanted - len(jobs)
-        with closing(spread(Recording(root), jobs, workers)) as outcomes:
+        with closing(spread(Recording(root, manner), jobs, workers)) as outcomes:
             for _ in tqdm(
                 outcomes,
                 f"collect {world}{', disturbed' * disturbed}",

@@ -6,7 +6,8 @@ moves. So a reference is retimed once, when it is taken up. `Demonstration.recor
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,12 +15,23 @@ from numpy.typing import NDArray
 from ..spec import SPEC, Array
 from .store import Demonstration
 
-FASTEST = 0.6  # longest displacement per step, in units of action
-TOLERATED = 1.05  # times that is left as it is
-PAUSE = 4  # frames of a pause that stay
-IDLE, IDLE_M = 0.05, 0.0005  # displacement per step, commanded (in actions) and made (metres), that counts as none
-FINGERS_M = 0.0005  # by which the fingers move in a step in which the gripper works
-DECAY = 0.8  # per step, of a last motion that a recording was cut in
+
+@dataclass(frozen=True)
+class Pace:
+    """At which speed a recording is followed, and what counts as a pause."""
+
+    fastest: float = 0.6  # longest displacement per step, in units of action
+    tolerated: float = 1.05  # times that is left as it is
+    pause: int = 12  # frames of a pause that stay
+    idle: float = 0.05  # commanded displacement per step, in units of action, that counts as none
+    idle_m: float = 0.0005  # and made
+    creep_m: float = 0.003  # that the hand moves in all of them together, and it is no pause
+    fingers_m: float = 0.0005  # by which the fingers move in a step in which the gripper works
+    under_way: float = 0.1  # commanded displacement in the last frames of a recording that was cut in mid-motion
+    decay: float = 0.8  # per step, of the motion that it was cut in
+
+
+USUAL_PACE = Pace()
 
 
 def speeds(d: Demonstration) -> Array:
@@ -29,39 +41,44 @@ def speeds(d: Demonstration) -> Array:
     return np.asarray(np.linalg.norm(d.action[:, :3], axis=1))
 
 
-def pauses(d: Demonstration) -> NDArray[np.bool_]:
+def pauses(d: Demonstration, pace: Pace = USUAL_PACE) -> NDArray[np.bool_]:
     """(T,) whether nothing happens in a step: the hand stands, and the gripper does not work."""
     made = np.linalg.norm(np.diff(d.gripper, axis=0, append=d.gripper[-1:]), axis=1)
-    still = (speeds(d) < IDLE) & (made < IDLE_M)
+    still = (speeds(d) < pace.idle) & (made < pace.idle_m)
     if d.action.shape[1] > 3:
         changes = np.abs(np.diff(d.action[:, 3:], axis=0, prepend=d.action[:1, 3:])).max(axis=1) > 1e-6
         still &= ~changes
     if d.robot_state.shape[1] == SPEC.state_dim:
         opening = np.linalg.norm(d.robot_state[:, 3:6] - d.robot_state[:, 6:9], axis=1)
-        still &= np.abs(np.diff(opening, append=opening[-1:])) < FINGERS_M
+        still &= np.abs(np.diff(opening, append=opening[-1:])) < pace.fingers_m
     return np.asarray(still, np.bool_)
 
 
-def durations(d: Demonstration) -> Array:
+def durations(d: Demonstration, pace: Pace = USUAL_PACE) -> Array:
     """(T,) new steps that each recorded step takes: more than one where it is fast, none within a pause."""
-    wanted = np.maximum(speeds(d) / FASTEST, 1.0)
-    wanted[wanted <= TOLERATED] = 1.0
-    still, run = pauses(d), 0
-    last = len(still) - 1 - int(np.argmax(~still[::-1])) if (~still).any() else -1
-    for t in range(last):  # what is still at the end is the end
-        run = run + 1 if still[t] else 0
-        if run > PAUSE:
-            wanted[t] = 0.0
+    wanted = np.maximum(speeds(d) / pace.fastest, 1.0)
+    wanted[wanted <= pace.tolerated] = 1.0
+    still = pauses(d, pace)
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], still, [False]]).astype(np.int8)))
+    for first, end in zip(edges[::2], edges[1::2], strict=True):
+        crept = np.linalg.norm(d.gripper[first:end] - d.gripper[first], axis=1).max()
+        if end < len(still) and crept < pace.creep_m:  # what is still at the end is the end
+            wanted[first + pace.pause : end] = 0.0
     return wanted
 
 
-def paced(d: Demonstration) -> Demonstration:
+def is_cut(d: Demonstration, pace: Pace = USUAL_PACE) -> bool:
+    """Whether the hand is still under way in the last frames."""
+    return bool(speeds(d)[-pace.pause :].max() > pace.under_way)
+
+
+def paced(d: Demonstration, pace: Pace = USUAL_PACE) -> Demonstration:
     """The recording as it is followed; itself where nothing is to be changed."""
-    taken, cut = durations(d), bool(speeds(d)[-PAUSE:].max() > 0.1)
+    taken, cut = durations(d, pace), is_cut(d, pace)
     if (taken == 1.0).all() and not cut:
         return d
     ends = np.cumsum(taken)
-    at = np.interp(np.arange(int(ends[-1])), np.concatenate([[0.0], ends]), np.arange(len(d) + 1.0))
+    at = np.interp(np.arange(math.ceil(ends[-1])), np.concatenate([[0.0], ends]), np.arange(len(d) + 1.0))
     at = np.minimum(at, len(d) - 1.0)
     action = d.action[at.astype(np.int64)].copy()
     if action.shape[1] >= 3:
@@ -73,7 +90,7 @@ def paced(d: Demonstration) -> Demonstration:
     if cut:  # the last chunk needs frames to plan from
         at = np.append(at, np.full(SPEC.chunk, len(d) - 1.0))
         tail = np.repeat(action[-1:], SPEC.chunk, axis=0)
-        tail[:, :3] *= DECAY ** np.arange(1, SPEC.chunk + 1)[:, None]
+        tail[:, :3] *= pace.decay ** np.arange(1, SPEC.chunk + 1)[:, None]
         action = np.concatenate([action, tail])
     nearest = np.rint(at).astype(np.int64)
 

@@ -18,6 +18,7 @@ from ..following.step import Following, Look, MatcherSource, MatchSource, Relati
 from ..policy.plan import Follows, Plan, Request, initial_noise
 from ..policy.policy import load_policy
 from ..policy.relations import permute_pairs
+from ..policy.replay import REPLAY, tracked
 from ..policy.servo import SERVO
 from ..spec import SPEC, TEST_SETS, Array, Task, tasks_of
 from ..worlds.world import ACTION_SCALE, object_points
@@ -144,11 +145,8 @@ class ReplayController:
             shift, relation = self._look(reference, decision)
             memory = replace(memory, shifts={**memory.shifts, reference: shift})
         tape, t = reference.demonstration, min(self.shown.begun(decision.elapsed), len(reference) - 1)
-        steps = np.minimum(t + np.arange(SPEC.chunk), len(tape) - 1)
-        actions = tape.action[steps].copy()
-        missing = tape.robot_state[t, :3] + shift - decision.robot_state[:3]  # metres, spread over the steps to come
-        actions[:, :3] += missing / SPEC.executed / ACTION_SCALE
-        actions[:, :3] /= np.maximum(np.linalg.norm(actions[:, :3], axis=1, keepdims=True), 1.0)
+        missing = tape.robot_state[t, :3] + shift - decision.robot_state[:3]
+        actions = tracked(tape.action, t, missing / ACTION_SCALE)
         if relation is None:
             return Answer(Plan(actions, t), memory=memory)
         return Answer(Plan(actions, t, relation.matches), relation.error_mm(decision.T_world_object), memory)
@@ -172,7 +170,7 @@ def _first(elapsed: int, length: int) -> int:
     return 0
 
 
-REPLAYS = ("replay", "replay-truth")
+REPLAYS = (REPLAY, "replay-truth")
 SCRIPTED = ("expert", "zeros", *REPLAYS, SERVO)
 
 

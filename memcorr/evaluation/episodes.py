@@ -39,7 +39,7 @@ class Outcome:
     final_joint: float = 0.0  # in its own unit
     seconds: float = 0.0  # from its first look to its end, other lanes' turns included; differs between two runs
     matched_replans: Count = 0  # decisions behind mean_match_error_mm
-    final_progress: float | None = None  # 0 start, 1 and -1 the two goals; None where it was not written down
+    final_progress: float | None = None  # 0 start, 1 and -1 the two goals; a task of Meta-World: metres
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +60,7 @@ class Episode(Outcome):
     stage: str = "final"  # of the checkpoint: stage-one, final, unfinished, or scripted
     checkpoint: str = ""  # first digits of the SHA-256 of the weights,
     reference_file: str = ""  # of the supplied demonstration
+    recording: str = ""  # what was out of the ordinary when the reference was recorded, "speed=2"
     camera: str = ""  # first digits of a digest of somebody else's camera; '' for the world's own
     matcher_weights: str = ""  # and of the embedded matcher's weights; '' where they were not written down
 
@@ -84,6 +85,7 @@ class Episode(Outcome):
             shown.swap,
             shown.masks,
             self.camera,
+            self.recording,
             self.disturbance,
             self.scene_seed,
             self.scene,
@@ -110,7 +112,7 @@ COLUMNS = (
     *("reference", "matcher", "phase_offset", "phase_speed", "success", "steps", "replans", "fallback_replans"),
     *("mean_match_error_mm", "first_chunk_direction", "final_joint", "seconds"),
     *("stage", "checkpoint", "pairing", "lifting", "matched_replans", "reference_file", "matcher_weights"),
-    *("world", "disturbance", "final_progress", "phase_from", "swap", "masks", "camera"),
+    *("world", "disturbance", "final_progress", "phase_from", "swap", "masks", "camera", "recording"),
 )
 _SHOWN = [f.name for f in dataclasses.fields(Intervention)]
 _TYPES = get_type_hints(Episode, include_extras=True) | get_type_hints(Intervention, include_extras=True)

@@ -24,11 +24,11 @@ from ..policy.checkpoint import MODEL, model_update
 from ..policy.policy import policy_folder
 from ..policy.servo import SERVO
 from ..runs import Workers, claimed, slots, spread, threads
-from ..spec import DOOR, SPEC, Task, TestSet, stock_task, tasks_of
+from ..spec import DOOR, SPEC, Task, TestSet, tasks_of
 from ..training.experiments import Config, Experiment
 from ..worlds.disturbances import Disturbance
 from ..worlds.pairs import find_tasks
-from ..worlds.scenes import disturb, evaluation_scenes
+from ..worlds.scenes import disturb, evaluation_scenes, usual_condition
 from ..worlds.world import View, shared_world
 from .controllers import REFERENCE_PAIR, REPLAYS, SCRIPTED, make_controller
 from .episodes import EPISODES, Episode, Outcome, read_episodes, write_episodes
@@ -144,7 +144,7 @@ def list_jobs(
     if unknown := [task for task in tasks if task not in known]:
         raise UserError(f"--tasks {unknown[0]}: the tasks of {world} are {' and '.join(known)}")
     jobs = []
-    for condition in conditions or (("validation",) if stock_task(world) else ("combined",)):
+    for condition in conditions or (usual_condition(world),):
         everything = evaluation_scenes(condition, scene_seed, world=world)
         if disturbances:
             everything = [disturb(scene, *disturbances) for scene in everything]
@@ -163,10 +163,12 @@ class Sources:
     references: dict[Task, str]  # of the demonstration of each task
     matcher: str
     camera: str = ""  # '' for the world's own
+    recording: str = ""  # what was out of the ordinary in them
 
     @staticmethod
     def find(subject: Subject, shown: Intervention, data: Path | None, world: str, view: View | None = None) -> Sources:
         references: dict[Task, str] = {}
+        recording = ""
         if data is not None and follows(subject, shown):
             store = Store.open(data)
             if store.world != world and tasks_of(store.world):
@@ -174,10 +176,12 @@ class Sources:
             tasks = tasks_of(world)  # recordings of one's own may call the world as they like, but not its tasks
             if missing := [t for t in tasks if t not in store.tasks]:
                 raise UserError(f"{data} holds no recording of the task {missing[0]} of {world}")
-            references = {t: digest_of(store.demonstration(REFERENCE_PAIR, t).path)[:12] for t in tasks}
+            followed = {t: store.demonstration(REFERENCE_PAIR, t) for t in tasks}
+            references = {t: digest_of(d.path)[:12] for t, d in followed.items()}
+            recording = "; ".join(dict.fromkeys(d.disturbances for d in followed.values()))
         matched = shown.matcher not in (GROUND_TRUTH, NO_MATCHER)
         camera = "" if view is None else hashlib.sha256(repr(view).encode()).hexdigest()[:12]
-        return Sources(references, weights_digest(shown.matcher) if matched else "", camera)
+        return Sources(references, weights_digest(shown.matcher) if matched else "", camera, recording)
 
 
 def episode(
@@ -201,6 +205,7 @@ def episode(
         reference_file=sources.references.get(shown.supplied(job.task, job.scene.world), ""),
         matcher_weights=sources.matcher,
         camera=sources.camera,
+        recording=sources.recording,
         **asdict(outcome or Outcome()),
     )
 

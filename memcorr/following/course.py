@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..correspondence.rigid import carried
+from ..demos.pace import USUAL_PACE, Pace
 from ..demos.phase import last_phase
 from ..spec import SPEC, Array
 
@@ -43,12 +44,13 @@ class PhaseCosts:
     back_on_track_m: float = 0.02  # and as near as this it is back
     low_m: float = 0.0  # only a hand this far below the pre-contact frame's can be off-track
     moved_m: float = 0.008  # an object whose points moved by so much on average was moved
+    contact_m: float = 0.10  # a hand this far from where it will touch the object is still on its way there
+    most_returns: int = 3  # to the pre-contact frame, in an episode
+    longest_stand: int = 64  # control steps without progress, then it is stuck
+    pace: Pace = USUAL_PACE  # at which references are followed
 
 
 USUAL = PhaseCosts()
-MOST_RETURNS = 3  # to the pre-contact frame, in an episode
-LONGEST_STAND = 64  # control steps without progress
-CONTACT_M = 0.10  # a hand this far from where it will touch the object is still on its way there
 
 
 @dataclass(frozen=True)
@@ -70,16 +72,16 @@ class Course:
         """(T,) mean distance of the points from where they were in the first frame, metres."""
         return np.linalg.norm(carried(self.motion, self.points) - self.points, axis=-1).mean(axis=-1)
 
-    def pre_contact_frame(self, moved_m: float = USUAL.moved_m) -> int:
+    def pre_contact_frame(self, costs: PhaseCosts = USUAL) -> int:
         """Where the hand comes down before the object moves: half-way from the highest frame to the lowest after it;
         or later, where it then still has a way to go."""
-        moving = self.moved > moved_m
+        moving = self.moved > costs.moved_m
         still = int(np.argmax(moving)) if moving.any() else len(moving)
         height = self.gripper[: max(still, 1), 2]
         top = int(height.argmax())
         down = top + int(np.argmax(height[top:] <= (height[top] + height[top:].min()) / 2))
         touch = self.relation[min(still, len(moving) - 1)]
-        far = np.flatnonzero(np.linalg.norm(self.relation[:still] - touch, axis=1) > CONTACT_M)
+        far = np.flatnonzero(np.linalg.norm(self.relation[:still] - touch, axis=1) > costs.contact_m)
         return min(max(down, int(far[-1]) if len(far) else 0), last_phase(len(self.motion)))
 
     @cached_property
@@ -106,13 +108,13 @@ class Progress:
     returns: int = 0  # how often it was off-track
     furthest: int = 0  # phase so far,
     since: int = 0  # and when it was reached
+    began: int = 0  # control steps made at the first look
 
-    @property
-    def stuck(self) -> str:
+    def stuck(self, costs: PhaseCosts = USUAL) -> str:
         """Why nothing more is to be expected; "" while there is progress."""
-        if self.returns > MOST_RETURNS:
+        if self.returns > costs.most_returns:
             return f"the hand was off its track {self.returns} times"
-        if self.elapsed - self.since > LONGEST_STAND:
+        if self.elapsed - self.since > costs.longest_stand:
             return f"no progress for {self.elapsed - self.since} steps, since frame {self.furthest} of the reference"
         return ""
 
@@ -136,7 +138,7 @@ def compare(course: Course, motion: Array, gripper: Array, costs: PhaseCosts = U
     relation = np.linalg.norm(course.relation[frames] - live[:, None], axis=-1)
     now, (middle, then) = carried(motion, course.points), course.places  # (K, n, 3)
     displacement = now.mean(axis=1)[:, None] - middle[frames]
-    before = course.pre_contact_frame(costs.moved_m)
+    before = course.pre_contact_frame(costs)
     below = course.gripper[before, 2] + displacement[:, before, 2] - gripper[:, 2]
     now = now - now.mean(axis=1, keepdims=True)
     turned_squared = ((now[:, None] - then[frames]) ** 2).sum(axis=-1).mean(axis=-1)
@@ -195,7 +197,7 @@ def _next(seen: Comparison, k: int, before: Progress | None, elapsed: int, costs
     cost, displacement, relation = seen.cost[k], seen.displacement[k], seen.relation[k]
     frames = np.arange(len(cost))
     if before is None:
-        before = Progress(0, None, elapsed, since=elapsed)
+        before = Progress(0, None, elapsed, since=elapsed, began=elapsed)
         # Where the hand begins says little of an object that stands elsewhere: only a frame that fits says something.
         fits = np.minimum(relation, costs.back_on_track_m)
         cost = cost + (fits**2 - relation**2) / costs.relation_m**2
@@ -214,9 +216,9 @@ def _next(seen: Comparison, k: int, before: Progress | None, elapsed: int, costs
         returning = relation.min() > near and relation[seen.pre_contact] > 1.5 * near
     else:
         off_track = relation[phase] > costs.off_track_m and seen.below[k] > costs.low_m
-        returning = phase > seen.pre_contact and off_track and before.returns <= MOST_RETURNS
+        returning = phase > seen.pre_contact and off_track and before.returns <= costs.most_returns
     returns = before.returns + int(returning and not before.returning)
     phase = seen.pre_contact if returning else phase
     ahead = phase > before.furthest
     furthest, since = (phase, elapsed) if ahead else (before.furthest, before.since)
-    return Progress(phase, begun, elapsed, bool(returning), returns, furthest, since)
+    return Progress(phase, begun, elapsed, bool(returning), returns, furthest, since, before.began)

@@ -25,6 +25,7 @@ from ..correspondence.lift import match_frames, prepare_references
 from ..correspondence.matcher import Matcher, load_matcher, matcher_label, weights_digest
 from ..correspondence.matches import Matches, motion_of, residuals
 from ..correspondence.rigid import carried, inverse
+from ..demos.pace import paced
 from ..demos.phase import next_of_same_task, windows
 from ..demos.store import Demonstration, Store
 from ..errors import UserError
@@ -81,8 +82,8 @@ class Measured:
     points: Array  # (D, 3) middle of the object in the first frame, metres
 
 
-def chosen(store: Store, pairs: int | None) -> list[Demonstration]:
-    """What is there of the first so many pairs, or of all; recorded data need not be complete."""
+def chosen(store: Store, pairs: int | None, phase: PhaseSource) -> list[Demonstration]:
+    """What is there of the first so many pairs, or of all, as it is followed; recorded data need not be complete."""
     limit = len(store) if pairs is None else pairs
     found = [d for d in store.present() if d.pair < limit]
     if not found:
@@ -90,7 +91,7 @@ def chosen(store: Store, pairs: int | None) -> list[Demonstration]:
     for d in found:
         if len(d) <= SPEC.chunk:
             raise UserError(f"{d.path} has {len(d)} rows: at least {SPEC.chunk + 1} are needed to learn from")
-    return found
+    return [paced(d, USUAL.pace) for d in found] if phase == "seen" else found
 
 
 def fingerprint(demonstrations: Sequence[Demonstration]) -> str:
@@ -175,9 +176,9 @@ def build_measured(
     workers: Workers = CORES,
 ) -> dict[str, Any]:
     """Makes or completes a cache; the same arguments give the same bytes. Returns its table."""
-    demonstrations = chosen(store, pairs)
+    demonstrations = chosen(store, pairs, phase)
     for d in demonstrations:
-        if not d.frame(0).mask.any():
+        if not Reference(d, None).visible.any():
             raise UserError(f"{d.path} has no mask of the object; draw them with `memcorr data mask {store.root}`")
     reference = next_of_same_task([d.task for d in demonstrations])
     settings = Settings(
@@ -277,7 +278,7 @@ def read_measured(folder: Path, store: Store) -> Measured:
             f"{folder} holds {what}; make those of recordings with `memcorr match --measured --data {store.root}`"
         )
     settings = read_json(folder / MEASURED, Settings, "a description of matches", AGAIN)
-    demonstrations = chosen(store, settings.pairs)
+    demonstrations = chosen(store, settings.pairs, settings.phase)
     if settings.demonstrations != fingerprint(demonstrations):
         raise UserError(f"{folder} was made from other demonstrations than {store.root}; run `memcorr match` anew")
     a = read_arrays(folder / ROWS, AGAIN, FORMS).arrays

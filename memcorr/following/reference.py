@@ -6,21 +6,20 @@ from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..correspondence.lift import ReferenceFrame, match_frames, prepare_references
 from ..correspondence.matcher import Matcher
 from ..correspondence.matches import motion_of
 from ..correspondence.rigid import interpolated
-from ..demos.pace import paced
+from ..demos.pace import Pace, paced
 from ..demos.store import Demonstration
 from ..errors import UserError
 from ..frames import check_frame
-from ..spec import SPEC
+from ..spec import SPEC, Array
 from .course import Course
 from .doubts import Witness
 
-CLEAR = 0.35  # of the most pixels of the object that any frame shows
+CLEAR, ENOUGH = 0.35, 0.01  # of the most pixels that any frame shows of the object, or of the image's, see it well
 
 
 class Reference:
@@ -34,24 +33,26 @@ class Reference:
                 raise UserError(f"{demonstration.path}: the reference's {name} holds NaN or infinity")
         self.demonstration, self.matcher = demonstration, matcher
         self._prepared: dict[int, ReferenceFrame] = {}
+        self._paced: dict[Pace, Reference] = {}
         self.witnesses: dict[int, Witness] = {}  # of the frames that are prepared
 
     def __len__(self) -> int:
         return len(self.demonstration)
 
-    @cached_property
-    def paced(self) -> Reference:
-        """The recording at a speed that can be followed (`demos.pace`), where the phase is found by what is seen."""
-        slowed = paced(self.demonstration)
-        return self if slowed is self.demonstration else type(self)(slowed, self.matcher)
+    def at_pace(self, pace: Pace) -> Reference:
+        """The recording at a speed that can be followed."""
+        if pace not in self._paced:
+            slowed = paced(self.demonstration, pace)
+            self._paced[pace] = self if slowed is self.demonstration else type(self)(slowed, self.matcher)
+        return self._paced[pace]
 
     @cached_property
-    def visible(self) -> NDArray[np.int64]:
-        """(T,) pixels of the object in every frame that is looked at, 0 in the others."""
-        pixels = np.zeros(len(self), np.int64)
+    def visible(self) -> Array:
+        """(T,) share of the image that the object fills in every frame that is looked at, 0 in the others."""
+        share = np.zeros(len(self))
         for j, frame in zip(self.looks, self.demonstration.frames(self.looks), strict=True):
-            pixels[j] = int((frame.mask & (frame.depth > 0)).sum())
-        return pixels
+            share[j] = (frame.mask & (frame.depth > 0)).mean()
+        return share
 
     @cached_property
     def looks(self) -> list[int]:
@@ -99,4 +100,4 @@ class Reference:
 
     def is_clear(self, j: int) -> bool:
         """Whether enough of the object is seen in a frame that is looked at to match it."""
-        return bool(self.visible[j] >= CLEAR * self.visible.max())
+        return bool(self.visible[j] >= min(CLEAR * self.visible.max(), ENOUGH))

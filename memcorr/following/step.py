@@ -153,7 +153,7 @@ class Following:
         if not looks:
             return []
         if self.seen:
-            looks = [self._begun(replace(look, reference=look.reference.paced)) for look in looks]
+            looks = [self._begun(replace(look, reference=look.reference.at_pace(self.costs.pace))) for look in looks]
         phases = [self._expected(look) for look in looks]
         if self.source is None:
             pairs = zip(looks, phases, strict=True)
@@ -182,7 +182,7 @@ class Following:
         matches = self.source.match([(look.reference, 0)], [look.began])[0]
         first = self._related(Look(look.began, look.reference, 0), 0, matches).progress
         assert first is not None
-        return replace(look, before=replace(first, elapsed=look.elapsed))
+        return replace(look, before=replace(first, elapsed=look.elapsed, since=look.elapsed, began=look.elapsed))
 
     def _related(self, look: Look, j: int, matches: Matches) -> Relation:
         """Where in its reference the live scene is, and the matches as if the frame found had been looked at.
@@ -197,7 +197,7 @@ class Following:
         if not self.seen:
             return known
         if motion is None:  # nothing is seen: nobody moves, and nothing is learned
-            before = Progress(0, None) if look.before is None else look.before
+            before = Progress(0, None, since=look.elapsed, began=look.elapsed) if look.before is None else look.before
             return replace(known, phase=before.phase, progress=replace(before, elapsed=look.elapsed))
         course = self.source.course(look.reference)
         progress = seen_phase(course, motion @ course.motion[j], frame.gripper, look.before, look.elapsed, self.costs)

@@ -7,6 +7,7 @@ happened is remembered step by step as snapshots, from which pictures are drawn 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -22,6 +23,8 @@ from ..show.story import Supplied
 from ..spec import SPEC, Array
 from ..worlds.scenes import Scene
 from ..worlds.world import World
+
+REMEMBERED = 10 * SPEC.episode_steps  # steps of an episode that goes on and on
 
 
 class Guide:
@@ -119,7 +122,7 @@ class Episode:
         state, place = self.world.snapshot(), self.world.place
         lanes = tuple(Lane(name, state, place) for name in guide.controllers)
         self.now = Instant(0, 0, guide, scene.camera_azimuth_deg, lanes)
-        self.past: list[Instant] = []  # one per step, each as it was when the step began
+        self.past: deque[Instant] = deque(maxlen=REMEMBERED)  # one per step, each as it was when the step began
 
     # What a person does
 
@@ -276,6 +279,13 @@ class Episode:
             poses = data.xpos.copy(), data.xquat.copy()
             sights.append(Sight(lane, self.world.observe(), *poses, self.world.progress, supplied))
         return sights
+
+    @property
+    def where(self) -> str:
+        """Where the object stands, in words."""
+        if len(self.world.pair.tasks) < 2:
+            return f"placement {self.scene.index}"
+        return "u = {:.2f}, {:.2f}".format(*self.u)
 
     @property
     def u(self) -> tuple[float, float]:

@@ -31,20 +31,22 @@ from ..evaluation.controllers import REPLAYS, PolicyController, ReplayController
 from ..evaluation.evaluate import find_subject, settle, usual
 from ..evaluation.intervention import Intervention
 from ..policy.policy import load_policy
-from ..spec import DOOR, WORLD_TASKS
-from ..worlds.pairs import find_pair
+from ..spec import DOOR, stock_task, tasks_of
+from ..worlds.pairs import find_tasks
 from ..worlds.scenes import Scene
 from ..worlds.world import World, shared_world
 from .clicks import CLICKS, Clicks
 from .episode import Episode, Guide, usual_share
-from .panel import BACK, ON_A_PAGE, SPEED, UP, WAYS, Order, Panel
+from .panel import BACK, MOST_ORDERS, ON_A_PAGE, SPEED, UP, WAYS, Order, Panel
 from .record import picture, record
 from .stage import Stage
+from .visitors import guarded
 
 log = logging.getLogger(__name__)
 NUDGE, BASE_M, HAND_M = 0.15, 0.02, 0.05  # share of the neutral range, metres, metres: one push
 QUIET = 0.3  # seconds without an order after which a lane that stands still looks ahead
-SLIDERS = ("u x", "u y", "start", "camera", "speed")  # only their last position counts
+# Of several such orders that wait the last counts.
+ONCE = ("u x", "u y", "placement", "start", "camera", "speed", "follow", "record", "world", "page")
 KEPT = 8  # references prepared for the matcher
 
 
@@ -61,7 +63,7 @@ class Lab:
         self.stores: dict[str, Path] = {}
         if data is not None:
             found = Store.open(data).manifest.world
-            if found not in WORLD_TASKS:
+            if not tasks_of(found):
                 raise UserError(f"{data} holds recordings of {found!r}, which is not simulated here")
             if world not in (None, found):
                 raise UserError(f"--world {world}: the demonstrations in {data} are of the world {found}")
@@ -73,7 +75,8 @@ class Lab:
         self.playing, self.speed, self.page = False, float(SPEED), 0
         self.clicks = Clicks()
         self.clicked_scene: Scene | None = None  # the one that was clicked on
-        self.first_world = find_pair(DOOR if world is None else world).name
+        self.first_world = DOOR if world is None else world
+        find_tasks(self.first_world)  # complains about an unknown one
 
     def begin(self, server: viser.ViserServer) -> None:
         self.server = server
@@ -83,7 +86,8 @@ class Lab:
 
     def clicked(self, what: str, event: viser.SceneClickEvent) -> None:
         """In the 3D scene, in the web server's thread."""
-        self.inbox.put(Order(what, (np.array(event.ray_origin), np.array(event.ray_direction))))
+        if self.inbox.qsize() < MOST_ORDERS:
+            self.inbox.put(Order(what, (np.array(event.ray_origin), np.array(event.ray_direction))))
 
     def enter(self, name: str) -> None:
         """Another world: its scene, its references, an episode at its start."""
@@ -93,11 +97,11 @@ class Lab:
         self.store, self.page, self.playing = Store.open(self.stores[name]), 0, False
         self.guides.clear()
         first = self.store.demonstration(0, self.store.tasks[0])
-        share = usual_share(self.world)
+        share = None if stock_task(name) else usual_share(self.world)
         with self.server.atomic():
             self.stage = Stage(self.server, self.world, self.names)
             self.panel = Panel(self.server, self.inbox, self.world.pair, self.names, share)
-        self.usual_start = self.panel.start.value
+        self.usual_start = None if share is None else self.panel.number("start")
         scene = Scene("validation", 0, 0, (0.5, 0.5), world=name)
         self.episode = Episode(self.world, scene, self.guide(first))
         self.fill_gallery()
@@ -124,19 +128,21 @@ class Lab:
     # Orders
 
     def obey(self, order: Order) -> None:
-        e, value = self.episode, order.value
+        self.panel.check(order)
+        e, value, number = self.episode, order.value, self.panel.number
         match order.what:
             case "run":
                 self.run_order(value)
             case "speed":
-                self.speed = value
+                self.speed = number("speed")
             case "u x" | "u y":
-                x, y = (slider.value for slider in self.panel.u)
-                e.place((x, y))
+                e.place((number("u x"), number("u y")))
+            case "placement":
+                e.begin(replace(e.scene, index=int(number("placement"))), e.now.guide)
             case "start":
-                e.put_joint(None if value == self.usual_start else value)
+                e.put_joint(None if number("start") == self.usual_start else number("start"))
             case "camera":
-                e.turn_camera(value)
+                e.turn_camera(number("camera"))
             case "object":
                 self.push(value)
             case "base":
@@ -166,11 +172,13 @@ class Lab:
         if what == "step":
             self.episode.advance()
         elif what == "reset":
-            e = self.episode
-            x, y = (slider.value for slider in self.panel.u)
-            share, azimuth = self.panel.start.value, self.panel.camera.value
-            start = None if share == self.usual_start else share
-            e.begin(replace(e.scene, u=(x, y), start=start, camera_azimuth_deg=azimuth), e.now.guide)
+            e, number = self.episode, self.panel.number
+            scene = replace(e.scene, camera_azimuth_deg=number("camera"))
+            if self.usual_start is not None:
+                share = number("start")
+                start = None if share == self.usual_start else share
+                scene = replace(scene, u=(number("u x"), number("u y")), start=start)
+            e.begin(scene, e.now.guide)
 
     def mask_order(self, what: str, value: Any) -> None:
         """A click on the live picture of an episode that has not begun, or what to do with all of them."""
@@ -229,6 +237,10 @@ class Lab:
                 except UserError as problem:
                     self.playing = False
                     self.panel.say(str(problem), wrong=True)
+                except Exception:
+                    log.exception(f"{order.what!r} could not be done")
+                    self.playing = False
+                    self.panel.say(f"{order.what} could not be done; the log says why", wrong=True)
             if self.playing and now >= due:
                 was_over = self.episode.now.over
                 self.episode.advance()
@@ -253,21 +265,21 @@ class Lab:
         return max(quiet + QUIET - time.monotonic(), 0.0) if self.waiting else None
 
     def orders(self, patience: float | None) -> list[Order]:
-        """Everything in the inbox, after waiting for something; of a slider on its way the last position."""
+        """Everything in the inbox, after waiting for something; of what counts once the last."""
         found: list[Order] = []
         with contextlib.suppress(Empty):
             found.append(self.inbox.get(timeout=patience) if patience != 0 else self.inbox.get_nowait())
             while True:
                 found.append(self.inbox.get_nowait())
         last = {order.what: i for i, order in enumerate(found)}
-        return [order for i, order in enumerate(found) if order.what not in SLIDERS or last[order.what] == i]
+        return [order for i, order in enumerate(found) if order.what not in ONCE or last[order.what] == i]
 
     def show(self) -> None:
         sights = self.episode.see()
         pictures = [picture(sight) for sight in sights]
         with self.server.atomic():
             self.stage.show(sights)
-            self.panel.show(self.episode.now, sights, pictures, self.episode.u)
+            self.panel.show(self.episode.now, sights, pictures, self.episode.where)
         self.server.flush()  # rather than with the next sixtieth of a second
 
 
@@ -275,7 +287,7 @@ def run_lab(policy: str, world: str | None, data: Path | None, matcher: str, out
     """What the command line runs; returns after Ctrl-C or SIGTERM."""
     _check_free(host, port)
     lab = Lab(policy, matcher, data, world, out)
-    with contextlib.redirect_stdout(io.StringIO()):  # a banner
+    with contextlib.redirect_stdout(io.StringIO()), guarded(host):  # a banner
         server = viser.ViserServer(host, port, verbose=False)
     try:
         if port not in (0, server.get_port()):

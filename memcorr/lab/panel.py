@@ -17,18 +17,23 @@ import numpy as np
 import viser
 
 from ..demos.store import Demonstration
+from ..errors import UserError
 from ..show.video import LEGEND, SIDE, Image, towards
 from ..spec import WORLD_TASKS
 from ..worlds.pairs import Pair
+from ..worlds.scenes import SCENE_COUNTS
+from ..worlds.stock import StockTask
 from .episode import Instant, Sight
 
 ON_A_PAGE = 3  # pairs of the gallery
+PLACEMENTS = SCENE_COUNTS["validation"]  # of a task of Meta-World
 STRIP = (0.0, 0.4, 1.0)  # frames of a reference in the gallery, as shares of its length
 PICTURE = (SIDE, SIDE // 2)  # pixels; half of what is drawn, a little more than the panel is wide
 LEFT, SPEED = 430, 20  # pixels, control steps per second
 WAYS = {"-x": (-1.0, 0.0, 0.0), "+x": (1.0, 0.0, 0.0), "-y": (0.0, -1.0, 0.0), "+y": (0.0, 1.0, 0.0)}
 UP = {"up": (0.0, 0.0, 1.0)}
 BACK = "set back"
+MOST_ORDERS = 100  # that wait; what comes then is not heard
 CELL = 'style="text-align:left;font-weight:normal;padding:0.1em 0.6em 0.1em 0;vertical-align:top;white-space:nowrap"'
 
 
@@ -44,9 +49,18 @@ class Panel:
     """Made anew for every world; belongs to the thread that owns the simulation."""
 
     def __init__(
-        self, server: viser.ViserServer, inbox: SimpleQueue[Order], pair: Pair, names: Sequence[str], share: float
+        self,
+        server: viser.ViserServer,
+        inbox: SimpleQueue[Order],
+        pair: Pair | StockTask,
+        names: Sequence[str],
+        share: float | None,
     ) -> None:
+        """`share` is where the joint usually starts; None in a task of Meta-World, which has none."""
         self.gui, self.inbox, self.pair = server.gui, inbox, pair
+        self._sliders: dict[str, tuple[Any, float, float]] = {}
+        self._options: dict[str, tuple[str, ...]] = {"page": ("earlier", "later")}
+        self._options["world"] = tuple(dict.fromkeys((*WORLD_TASKS, pair.name)))
         gui = self.gui
         gui.reset()
         gui.configure_theme(show_logo=False, show_share_button=False, control_width="large")
@@ -62,7 +76,7 @@ class Panel:
         seen.set_width(LEFT)
         references = gui.add_panel()
         with references.add_tab("references"):
-            turn = gui.add_button_group("pairs", ("earlier", "later"))
+            turn = gui.add_button_group("pairs", self._options["page"])
             turn.on_click(self._tell("page"))
             self.gallery = gui.add_folder(None)
         references.dock_below(seen)
@@ -72,12 +86,26 @@ class Panel:
         """A callback; without a value the order carries the control's own."""
 
         async def send(event: Any) -> None:
-            self.inbox.put(Order(what, event.target.value if value is None else value))
+            if self.inbox.qsize() < MOST_ORDERS:
+                self.inbox.put(Order(what, event.target.value if value is None else value))
 
         return send
 
-    def _controls(self, share: float) -> None:
-        gui, first, second = self.gui, *self.pair.tasks
+    def number(self, what: str) -> float:
+        """Where a slider is. A page may send anything."""
+        slider, lowest, highest = self._sliders[what]
+        if not isinstance(slider.value, int | float) or not lowest <= slider.value <= highest:
+            raise UserError(f"{what}: a number from {lowest:g} to {highest:g} is expected")
+        return float(slider.value)
+
+    def check(self, order: Order) -> None:
+        if order.what in self._sliders:
+            self.number(order.what)
+        elif order.what in self._options and order.value not in self._options[order.what]:
+            raise UserError(f"{order.what}: choose {', '.join(self._options[order.what])}")
+
+    def _controls(self, share: float | None) -> None:
+        gui = self.gui
         self.reading, self.note = gui.add_html(""), gui.add_html("")
         with gui.add_folder("episode"):
             self._group("run", ("play", "pause", "step", "reset"))
@@ -86,14 +114,19 @@ class Panel:
             record.on_click(self._tell("record"))
             self.recorded: Any = gui.add_progress_bar(0.0, visible=False)
         with gui.add_folder("scene"):
-            world = gui.add_dropdown("world", tuple(WORLD_TASKS), initial_value=self.pair.name)
+            world = gui.add_dropdown("world", self._options["world"], initial_value=self.pair.name)
             world.on_update(self._tell("world"))
-            self.u = [self._slider(f"u {axis}", f"position u {axis}", 0.0, 1.0, 0.01, 0.5) for axis in "xy"]
-            self.start = self._slider("start", "joint", 0.0, 1.0, 0.01, round(share, 2))
-            self.camera = self._slider("camera", "camera, degrees", -90.0, 90.0, 1.0, 0.0)
+            if share is None:
+                self._slider("placement", "placement", 0.0, PLACEMENTS - 1.0, 1.0, 0.0)
+            else:
+                for axis in "xy":
+                    self._slider(f"u {axis}", f"position u {axis}", 0.0, 1.0, 0.01, 0.5)
+                self._slider("start", "joint", 0.0, 1.0, 0.01, round(share, 2))
+            self._slider("camera", "camera, degrees", -90.0, 90.0, 1.0, 0.0)
         with gui.add_folder("push by hand"):
-            self._group("object", (BACK, f"to {first}", f"to {second}"))
-            self._group("base", tuple(WAYS))
+            if share is not None:
+                self._group("object", (BACK, *(f"to {task}" for task in self.pair.tasks)))
+                self._group("base", tuple(WAYS))
             self._group("hand", (*WAYS, *UP))
 
         with gui.add_folder("mask by clicking", expand_by_default=False):
@@ -101,12 +134,13 @@ class Panel:
             self._group("mask", ("use", "clear"))
 
     def _group(self, label: str, options: Sequence[str]) -> None:
+        self._options[label] = tuple(options)
         self.gui.add_button_group(label, options).on_click(self._tell(label))
 
-    def _slider(self, what: str, label: str, lowest: float, highest: float, step: float, value: float) -> Any:
+    def _slider(self, what: str, label: str, lowest: float, highest: float, step: float, value: float) -> None:
         slider = self.gui.add_slider(label, lowest, highest, step, value)
         slider.on_update(self._tell(what))
-        return slider
+        self._sliders[what] = slider, lowest, highest
 
     def fill_gallery(self, demonstrations: Sequence[Demonstration]) -> None:
         for entry in self._entries:
@@ -124,13 +158,13 @@ class Panel:
         colour = "#c00" if wrong else "#666"
         self.note.content = f'<p data-lab="note" style="color:{colour};margin:0.3em 1em">{html.escape(words)}</p>'
 
-    def show(self, now: Instant, sights: Sequence[Sight], pictures: Sequence[Image], u: tuple[float, float]) -> None:
+    def show(self, now: Instant, sights: Sequence[Sight], pictures: Sequence[Image], where: str) -> None:
         for sight, picture in zip(sights, pictures, strict=True):
             self.pictures[sight.lane.name].image = cv2.resize(picture, PICTURE, interpolation=cv2.INTER_AREA)
-        self.reading.content = table(self.pair.name, now, sights, u)
+        self.reading.content = table(self.pair.name, now, sights, where)
 
 
-def table(world: str, now: Instant, sights: Sequence[Sight], u: tuple[float, float]) -> str:
+def table(world: str, now: Instant, sights: Sequence[Sight], where: str) -> str:
     """The readings as HTML: one column per lane."""
     guide = now.guide
     rows: dict[str, list[str]] = {"": [sight.lane.name for sight in sights]}
@@ -150,7 +184,7 @@ def table(world: str, now: Instant, sights: Sequence[Sight], u: tuple[float, flo
     ]
     begun = f", begun at step {now.begun}" if now.begun else ""
     head = f"<b>{world}</b>: following <b>{html.escape(guide.words)}</b>{begun}<br>"
-    head += f"step {now.step}, u = {u[0]:.2f}, {u[1]:.2f}, camera {now.azimuth_deg:g}°"
+    head += f"step {now.step}, {where}, camera {now.azimuth_deg:g}°"
     return (
         f'<div data-lab="reading" style="margin:0.5em 1em;font-size:0.85em">{head}<table>{"".join(lines)}</table></div>'
     )

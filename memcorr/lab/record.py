@@ -12,6 +12,7 @@ import rerun as rr
 import rerun.blueprint as rrb
 import trimesh
 
+from ..errors import UserError
 from ..runs import claimed, written_whole
 from ..show.video import FPS, SIDE, STRIP, Image, caption, confidence_colour, draw, towards, write_film
 from ..spec import SPEC, Array
@@ -20,6 +21,7 @@ from .shapes import ARROWS, arrows, shapes
 from .stage import APART
 
 JPEG = 90
+MOST = 100  # recordings in a folder
 
 
 def picture(sight: Sight) -> Image:
@@ -35,6 +37,8 @@ def record(episode: Episode, out: Path, progress: Callable[[float], None]) -> tu
         number = 1
         while any((out / f"{world}-{number:03d}.{ending}").exists() for ending in ("mp4", "rrd")):
             number += 1
+        if number > MOST:
+            raise UserError(f"{out} holds {MOST} recordings of {world} already: move some away")
         film, log = (out / f"{world}-{number:03d}.{ending}" for ending in ("mp4", "rrd"))
         instants = [*episode.past, episode.now]
         with written_whole(log) as temporary, closing(Log(temporary, episode)) as rerun:

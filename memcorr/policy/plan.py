@@ -5,6 +5,7 @@ Whatever plans (a diffusion policy, the servo) takes the same `Request` and give
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,11 +20,13 @@ from ..errors import UserError
 from ..following.course import Progress
 from ..following.doubts import PATIENCE, doubt
 from ..following.reference import Reference
+from ..following.remarks import remarks
 from ..following.step import Following, Look, MatcherSource, Observation, Relation
 from ..frames import Frame, check_frame
 from ..spec import SPEC, Array
 from .checkpoint import Design
 
+log = logging.getLogger(__name__)
 ACTION_LIMIT = 1.0  # of what a robot is asked for, whatever a policy's file says; only the caller raises it
 LARGEST_CHANGE = 0.75  # between an action and the one before it in another plan, of the largest action
 
@@ -130,9 +133,12 @@ class Planner:
         relations = self.following.step(looks)
         plans = self.policy.plan([Request(r, z) for r, z in zip(relations, noises, strict=True)], self.lanes)
         return [
-            replace(plan, doubt=_doubt(relation), stuck="" if relation.progress is None else relation.progress.stuck)
+            replace(plan, doubt=_doubt(relation), stuck=self._stuck(relation))
             for relation, plan in zip(relations, plans, strict=True)
         ]
+
+    def _stuck(self, relation: Relation) -> str:
+        return "" if relation.progress is None else relation.progress.stuck(self.following.costs)
 
 
 def _doubt(relation: Relation) -> str:
@@ -179,7 +185,12 @@ def continued(chunk: Array, prefix: Array | None) -> Array:
 
 
 class Follower:
-    """A policy that follows one reference; images are matched at every plan."""
+    """A policy that follows one reference; images are matched at every plan.
+
+    `remarks` say what about the recording will make it hard to follow.
+    """
+
+    remarks: list[str]
 
     def __init__(
         self,
@@ -193,17 +204,24 @@ class Follower:
             raise UserError(f"{policy.design.name} follows no reference: it is given the task")
         loaded = load_matcher(matcher) if isinstance(matcher, str) else matcher
         used = loaded if policy.design.needs_matches else None
-        self.reference, self.planner = Reference(reference, used), Planner(policy, used, lanes, action_limit)
+        self.planner = Planner(policy, used, lanes, action_limit)
+        self.reference = self._taken_up(Reference(reference, used))
         self.progress: Progress | None = None  # of the episode under way
         self.began: Observation | None = None  # its first frame
         self.swapped = False  # since the last plan
         self.guard = Guard()
 
+    def _taken_up(self, reference: Reference) -> Reference:
+        self.remarks = remarks(reference.demonstration, self.planner.following.costs.pace)
+        for remark in self.remarks:
+            log.warning(f"{reference.demonstration.path}: {remark}")
+        return reference
+
     def swap(self, reference: Demonstration) -> None:
         """Follows another reference from the next plan on, in the middle of the episode; its steps may be counted
         from here on or from the start of the episode."""
-        self.reference, self.progress, self.swapped = Reference(reference, self.reference.matcher), None, True
-        self.guard = Guard()
+        self.reference = self._taken_up(Reference(reference, self.reference.matcher))
+        self.progress, self.swapped, self.guard = None, True, Guard()
 
     def plan(self, frame: Frame, elapsed: int, seed: int = 0, noise: NDArray[np.float32] | None = None) -> Plan:
         """What continues the reference from `frame`, `elapsed` control steps after the start.

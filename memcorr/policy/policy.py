@@ -24,6 +24,7 @@ from .networks.diffusion import Prefix
 from .networks.sampler import make_sampler
 from .plan import Follows, Plan, Request, continued
 from .relations import Relations, build_relations, empty_relations
+from .replay import REPLAY, Replay
 from .servo import SERVO, Servo, commands
 
 SHIPPED = Path(__file__).parent / "shipped"  # config.json and model.safetensors of the shipped policy
@@ -107,9 +108,10 @@ def policy_folder(policy: str | Path) -> Path:
 
 
 def load_policy(policy: str | Path = "shipped", device: str = "auto") -> Follows:
-    """The shipped one; "servo", which needs no training; or from a run folder, its `stage-one` folder, a folder with
-    its two files, or the Hub."""
-    return Servo() if str(policy) == SERVO else load_trained(policy, device)
+    """The shipped one; "servo" or "replay", which need no training; or from a run folder, its `stage-one` folder, a
+    folder with its two files, or the Hub."""
+    unlearned = {SERVO: Servo, REPLAY: Replay}.get(str(policy))
+    return load_trained(policy, device) if unlearned is None else unlearned()
 
 
 def load_trained(policy: str | Path = "shipped", device: str = "auto") -> Policy:

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from ..errors import UserError
 
+# A file that is a list of other files, or of addresses, is no video.
+ONLY_VIDEO = ("-protocol_whitelist", "file", "-format_whitelist", "mov,mp4,matroska,webm,avi")
 CLOSEST = 0.02  # metres; no depth camera sees this near, so a video's depth below it is its code for no return
 
 
@@ -38,12 +40,28 @@ def dequantised(codes: NDArray[np.uint16], info: dict[str, Any]) -> NDArray[np.f
     return np.where(depth < max(CLOSEST, low * 1.05), 0, depth).astype(np.float32)
 
 
+def frame_size(path: Path) -> tuple[int, int]:
+    """Height and width, as ffmpeg would give them."""
+    from imageio_ffmpeg import read_frames
+
+    frames = read_frames(path, input_params=list(ONLY_VIDEO))
+    try:
+        width, height = next(frames)["size"]
+    except (OSError, RuntimeError, KeyError):
+        raise UserError(f"{path} is damaged, or no video: copy it again") from None
+    finally:
+        frames.close()
+    return height, width
+
+
 class Film:
     """A video that is read forwards, through the ffmpeg that comes with imageio-ffmpeg."""
 
     def __init__(self, path: Path, height: int, width: int, depth: bool) -> None:
         if not path.exists():
             raise UserError(f"{path} is missing: copy the dataset's videos too")
+        if (found := frame_size(path)) != (height, width):
+            raise UserError(f"{path} has frames of {found[1]} x {found[0]} pixels; {width} x {height} was declared")
         self.path, self.depth, self.shape = path, depth, (height, width) if depth else (height, width, 3)
         self._position, self._process = 0, self._start()
 
@@ -51,7 +69,7 @@ class Film:
         from imageio_ffmpeg import get_ffmpeg_exe
 
         code = "gray12le" if self.depth else "rgb24"
-        command = [get_ffmpeg_exe(), "-v", "error", "-i", str(self.path), "-fps_mode", "passthrough"]
+        command = [get_ffmpeg_exe(), "-v", "error", *ONLY_VIDEO, "-i", str(self.path), "-fps_mode", "passthrough"]
         command += ["-f", "rawvideo", "-pix_fmt", code, "-"]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
 

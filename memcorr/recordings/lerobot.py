@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,14 +16,23 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 from tqdm import tqdm
 
 from ..demos.store import JOINT
 from ..errors import UserError, needs
 from ..files import digest_of, read_json
 from .film import Film, dequantised, metres
-from .sidecars import RECORDED, Recording, Sidecars, fits, needs_calibration, word
+from .sidecars import (
+    RECORDED,
+    Recording,
+    Sidecars,
+    blamed,
+    decoded,
+    fits,
+    needs_calibration,
+    whole_numbers,
+    word,
+)
 
 with needs("lerobot"):
     import pyarrow as pa
@@ -50,12 +60,9 @@ def recordings(sidecars: Sidecars, world: str | None) -> tuple[dict[str, Any], I
     """How the store is described, and every episode."""
     root = sidecars.root
     own = Own.read(root) if (root / OWN).exists() else None
-    try:
-        found = Dataset.open(sidecars).recordings(own.episodes if own else None)
-    except (LookupError, TypeError, ValueError, AttributeError) as problem:
-        raise UserError(
-            f"{root / 'meta/info.json'} is not understood ({type(problem).__name__}: {problem}); {REMEDY}"
-        ) from None
+    with blamed(root / "meta/info.json", REMEDY):
+        dataset = Dataset.open(sidecars)
+    found = dataset.recordings(own.episodes if own else None)
     if own is not None and world is None:
         return own.collection, found
     manifest = {"world": word(world or RECORDED), "source": f"LeRobotDataset {VERSION}"}
@@ -132,39 +139,79 @@ class Dataset:
             if sidecars.calibration is None:
                 raise needs_calibration(root, missing)
             if "rgb" in sources:
-                fits(sidecars.calibration, features[sources["rgb"].key]["shape"], root)
+                fits(sidecars.calibration, size_of(features[sources["rgb"].key]))
         example = (
             'give {"rgb": "FEATURE"} or {"gripper": {"feature": "FEATURE", "columns": [0, 1, 2]}}; the dataset has '
             f"{', '.join(key for key in features if key not in COUNTERS)}"
         )
         sidecars.require(sources, example)
-        pairs = {episode: number for number, both in enumerate(said.get("pairs", [])) for episode in both}
-        return Dataset(sidecars, info, sources, pairs, said.get("tasks", {}))
+        declared = said.get("pairs", [])
+        if not isinstance(declared, list):
+            raise UserError(f"{sidecars.place}: pairs is a list of lists of episodes, [[0, 1], [2, 3]]")
+        each = [whole_numbers(both, f"{sidecars.place}: pairs: each") for both in declared]
+        pairs = {episode: number for number, both in enumerate(each) for episode in both}
+        if len(pairs) < sum(map(len, each)):
+            raise UserError(f"{sidecars.place}: pairs names an episode twice")
+        words = said.get("tasks", {})
+        if not isinstance(words, dict) or any(not isinstance(short, str) for short in words.values()):
+            raise UserError(f'{sidecars.place}: tasks is {{"DESCRIPTION": "short", ...}}')
+        return Dataset(sidecars, info, sources, pairs, words)
 
     def recordings(self, own: list[dict[str, Any]] | None) -> Iterator[Recording]:
-        names = task_names(self.root)
-        rows = [row for path in sorted(self.root.glob("meta/episodes/*/*.parquet")) for row in episode_rows(path)]
+        place = self.root / "meta/tasks.parquet"
+        with blamed(place, REMEDY):
+            names = self.short(task_names(place))
+        rows: dict[int, dict[str, Any]] = {}
+        for path in sorted(self.root.glob("meta/episodes/*/*.parquet")):
+            with blamed(path, REMEDY):
+                for row in episode_rows(path):
+                    if rows.setdefault(int(row["episode_index"]), row) is not row:
+                        raise UserError(f"{path}: episode {row['episode_index']} is there twice; {REMEDY}")
         films: dict[str, Film] = {}
+        read = dict[Path, int]()
         try:
-            for row in tqdm(sorted(rows, key=lambda r: r["episode_index"]), "import", unit="episode", leave=False):
-                index = int(row["episode_index"])
-                name = self.info["data_path"].format(
-                    chunk_index=row["data/chunk_index"], file_index=row["data/file_index"]
-                )
-                path = inside(self.root, name)
-                keys = {s.key for s in self.sources.values() if self.info["features"][s.key]["dtype"] != "video"}
-                wanted = [*sorted(keys), "timestamp", "task_index", "frame_index"]
-                table = pq.read_table(path, columns=wanted, filters=[("episode_index", "=", index)])
-                table = table.sort_by("frame_index")
-                about = own[index] if own else None
-                task = about["task"] if about else self.task(names[table["task_index"][0].as_py()])
-                yield self.recording(row, table, task, about, films)
+            for index, row in tqdm(sorted(rows.items()), "import", unit="episode", leave=False):
+                with blamed(self.root / "meta/info.json", REMEDY):
+                    numbers = {"chunk_index": row["data/chunk_index"], "file_index": row["data/file_index"]}
+                    path = inside(self.root, filled(self.info["data_path"], numbers))
+                with blamed(path, REMEDY):
+                    table = self.rows(path, index, int(row["length"]))
+                    read[path] = read.get(path, 0) + len(table)
+                    about = own[index] if own else None
+                    task = about["task"] if about else names[table["task_index"][0].as_py()]
+                    one = self.recording(row, table, task, about, films)
+                yield one
         finally:
             for film in films.values():
                 film.close()
+        for path in sorted(self.root.glob("data/*/*.parquet")):
+            with blamed(path, REMEDY):
+                if (there := pq.read_metadata(path).num_rows) != read.get(path, 0):
+                    raise UserError(
+                        f"{path} has {there} rows, meta/episodes tells of {read.get(path, 0)} of them; {REMEDY}"
+                    )
 
-    def task(self, description: str) -> str:
-        return self.words.get(description) or word(description)
+    def rows(self, path: Path, index: int, length: int) -> pa.Table:
+        """Of one episode, in their order, all of them."""
+        keys = {s.key for s in self.sources.values() if self.info["features"][s.key]["dtype"] != "video"}
+        wanted = [*sorted(keys), "timestamp", "task_index", "frame_index"]
+        table = pq.read_table(path, columns=wanted, filters=[("episode_index", "=", index)]).sort_by("frame_index")
+        if table["frame_index"].to_pylist() != list(range(length)):
+            raise UserError(f"{path}: episode {index} has {len(table)} rows, not 0 to {length - 1} once each; {REMEDY}")
+        if len(set(table["task_index"].to_pylist())) > 1:
+            raise UserError(f"{path}: episode {index} is of several tasks; export one task an episode")
+        return table
+
+    def short(self, descriptions: dict[int, str]) -> dict[int, str]:
+        """Tasks as parts of file names: those of mapping.json, else made of the description; no two become one."""
+        made: dict[str, str] = {}
+        for text in descriptions.values():
+            if text not in self.words and made.setdefault(word(text), text) != text:
+                raise UserError(
+                    f"{text!r} and {made[word(text)]!r} would both be called {word(text)}: give them names in "
+                    f'{self.sidecars.place}, "tasks": {{"DESCRIPTION": "short", ...}}'
+                )
+        return {index: self.words.get(text) or word(text) for index, text in descriptions.items()}
 
     def recording(
         self, row: dict[str, Any], table: pa.Table, task: str, about: dict[str, Any] | None, films: dict[str, Film]
@@ -199,7 +246,11 @@ class Dataset:
         while pa.types.is_list(flat.type) or pa.types.is_fixed_size_list(flat.type):
             flat = flat.flatten()
         values = flat.to_numpy(zero_copy_only=False).reshape(len(table), -1).astype(np.float64)
-        return values if source.columns is None else np.ascontiguousarray(values[:, list(source.columns)])
+        if source.columns is None:
+            return values
+        if max(source.columns) >= values.shape[1]:
+            raise UserError(f"{self.sidecars.place}: {name}: {source.key} has {values.shape[1]} columns")
+        return np.ascontiguousarray(values[:, list(source.columns)])
 
     def images(self, name: str, row: dict[str, Any], table: pa.Table, films: dict[str, Film]) -> NDArray:
         key = self.sources[name].key
@@ -207,9 +258,11 @@ class Dataset:
         if description["dtype"] == "video":
             pixels = self.filmed(name, key, row, len(table), films)
         else:
-            pixels = np.stack([decoded(cell, self.root) for cell in table[key].to_pylist()])
+            size = size_of(description)
+            cells = (content(cell, self.root) for cell in table[key].to_pylist())
+            pixels = np.stack([decoded(cell, size, colour=name == "rgb") for cell in cells])
         if name == "rgb":
-            return pixels[..., :3]
+            return pixels
         if name == "mask":
             return (pixels if pixels.ndim == 3 else pixels.max(axis=-1)) > (127 if pixels.max(initial=0) > 1 else 0)
         if pixels.dtype == np.float32 and description["dtype"] == "image":
@@ -219,27 +272,44 @@ class Dataset:
 
     def filmed(self, name: str, key: str, row: dict[str, Any], count: int, films: dict[str, Film]) -> NDArray:
         """Frames of an episode from the file that holds several."""
-        place = inside(
-            self.root,
-            self.info["video_path"].format(
-                video_key=key, chunk_index=row[f"videos/{key}/chunk_index"], file_index=row[f"videos/{key}/file_index"]
-            ),
-        )
-        height, width = self.info["features"][key]["shape"][:2]
+        numbers = {name: row[f"videos/{key}/{name}"] for name in ("chunk_index", "file_index")}
+        place = inside(self.root, filled(self.info["video_path"], {"video_key": key, **numbers}))
+        height, width = size_of(self.info["features"][key])
         if key in films and films[key].path != place:
             films.pop(key).close()
         if key not in films:
             films[key] = Film(place, height, width, depth=name == "depth")
-        pixels = films[key].frames(round(row[f"videos/{key}/from_timestamp"] * self.info["fps"]), count)
+        with blamed(place, REMEDY):
+            pixels = films[key].frames(round(row[f"videos/{key}/from_timestamp"] * self.info["fps"]), count)
         return dequantised(pixels, self.info["features"][key].get("info") or {}) if name == "depth" else pixels
 
 
+def size_of(feature: dict[str, Any]) -> tuple[int, int]:
+    """Height and width of its images."""
+    shape, names = feature["shape"], feature.get("names")
+    if isinstance(names, list) and {"height", "width"} <= set(names):
+        return int(shape[names.index("height")]), int(shape[names.index("width")])
+    return int(shape[0]), int(shape[1])
+
+
+def filled(pattern: str, values: dict[str, Any]) -> str:
+    """`{name}` and `{name:03d}` replaced; no other format that Python knows."""
+
+    def one(found: re.Match[str]) -> str:
+        value = values[found[1]]
+        return str(value) if found[2] is None else f"{int(value):0{found[2]}d}"
+
+    return re.sub(r"\{(\w+)(?::0(\d)d)?\}", one, pattern)
+
+
 def source(name: str, said: Any, features: dict[str, Any], place: Path) -> Source:
-    found = (
-        Source(said)
-        if isinstance(said, str)
-        else Source(said.get("feature", ""), tuple(said.get("columns", ())) or None)
-    )
+    if isinstance(said, str):
+        found = Source(said)
+    elif isinstance(said, dict) and isinstance(said.get("feature"), str):
+        columns = whole_numbers(said["columns"], f"{place}: {name}: columns") if "columns" in said else None
+        found = Source(said["feature"], None if columns is None else tuple(columns))
+    else:
+        raise UserError(f'{place}: {name} is a feature, or {{"feature": ..., "columns": [...]}}')
     if found.key not in features:
         raise UserError(
             f"{place}: {name} is to be {found.key!r}, which the dataset has not; "
@@ -248,9 +318,9 @@ def source(name: str, said: Any, features: dict[str, Any], place: Path) -> Sourc
     return found
 
 
-def task_names(root: Path) -> dict[int, str]:
+def task_names(path: Path) -> dict[int, str]:
     """The description of each task."""
-    table = pq.read_table(root / "meta/tasks.parquet")
+    table = pq.read_table(path)
     text = "task" if "task" in table.column_names else "__index_level_0__"
     return dict(zip(table["task_index"].to_pylist(), table[text].to_pylist(), strict=True))
 
@@ -269,8 +339,6 @@ def inside(root: Path, name: str) -> Path:
     return path
 
 
-def decoded(cell: dict[str, Any], root: Path) -> NDArray:
+def content(cell: dict[str, Any], root: Path) -> io.BytesIO | Path:
     """An image column holds bytes, or a path."""
-    content = io.BytesIO(cell["bytes"]) if cell["bytes"] is not None else inside(root, cell["path"])
-    with Image.open(content) as image:
-        return np.array(image)
+    return io.BytesIO(cell["bytes"]) if cell["bytes"] is not None else inside(root, cell["path"])

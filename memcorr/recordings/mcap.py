@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import re
 import zlib
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,14 +18,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 from scipy.spatial.transform import Rotation
 from tqdm import tqdm
 
 from ..errors import UserError, needs
 from ..spec import Array
 from .film import metres
-from .sidecars import RECORDED, Recording, Sidecars, continuous, understood, word
+from .sidecars import RECORDED, Recording, Sidecars, continuous, decoded, understood, whole_numbers, word
 
 with needs("mcap"):
     from mcap.exceptions import McapError
@@ -54,8 +54,18 @@ class Stream:
         self.times.append(time)
         self.values.append(value)
 
+    def sort(self) -> None:
+        order = np.argsort(self.times, kind="stable")
+        self.times, self.values = [self.times[i] for i in order], [self.values[i] for i in order]
+
     def nearest(self, times: Array) -> NDArray[np.int64]:
-        return np.abs(np.asarray(self.times)[None] - times[:, None]).argmin(axis=1)
+        return np.array([self.closest(time) for time in times.tolist()], np.int64)
+
+    def closest(self, time: float) -> int:
+        """Of a stream that is sorted."""
+        after = min(bisect_left(self.times, time), len(self.times) - 1)
+        before = max(after - 1, 0)
+        return before if time - self.times[before] <= self.times[after] - time else after
 
     def following(self, times: Array) -> NDArray[np.int64]:
         """The first at or after; after the last one, the last."""
@@ -72,6 +82,7 @@ class Mapping:
     topics: dict[str, str]
     frames: dict[str, tuple[str, str]]  # "T_world_cam" or "gripper": (world, child)
     files: dict[str, dict[str, Any]]  # file name -> pair and task
+    place: Path  # of the file that says so
     columns: dict[str, list[int]]  # of robot_state and action, where not all are wanted
 
     @staticmethod
@@ -86,7 +97,8 @@ class Mapping:
                 frames[name] = (str(entry["tf"][0]), str(entry["tf"][1]))
             elif isinstance(entry, dict) and "topic" in entry:
                 topics[name] = str(entry["topic"])
-                columns |= {name: [int(c) for c in entry["columns"]]} if "columns" in entry else {}
+                if "columns" in entry:
+                    columns[name] = whole_numbers(entry["columns"], f"{place}: {name}: columns")
             elif isinstance(entry, str):
                 topics[name] = entry
             elif entry is not None:
@@ -95,7 +107,10 @@ class Mapping:
                 )
         unknown_camera = ("camera_info", "T_world_cam") if sidecars.calibration is None else ()
         sidecars.require(topics.keys() | frames.keys(), EXAMPLE, unknown_camera)
-        return Mapping(topics, frames, said.get("demonstrations", {}), columns)
+        files = said.get("demonstrations", {})
+        if not isinstance(files, dict):
+            raise UserError(f'{place}: demonstrations is {{"FILE.mcap": {{"pair": 0, "task": "open"}}, ...}}')
+        return Mapping(topics, frames, files, place, columns)
 
 
 def recordings(sidecars: Sidecars, world: str | None) -> tuple[dict[str, Any], Iterator[Recording]]:
@@ -118,12 +133,13 @@ def _one(*arguments: Any) -> Iterator[Recording]:
 def numbered(path: Path, mapping: Mapping) -> tuple[int, str]:
     """Which pair and task a file shows."""
     if (about := mapping.files.get(path.name)) is not None:
-        if not isinstance(about, dict) or not {"pair", "task"} <= set(about):
-            raise UserError(f'mapping.json: demonstrations: {path.name} needs {{"pair": 0, "task": "open"}}')
-        return int(about["pair"]), word(str(about["task"]))
+        pair, task = (about.get("pair"), about.get("task")) if isinstance(about, dict) else (None, None)
+        if type(pair) is not int or pair < 0 or not isinstance(task, str):
+            raise UserError(f'{mapping.place}: demonstrations: {path.name} needs {{"pair": 0, "task": "open"}}')
+        return pair, word(task)
     if (match := NAMED.fullmatch(path.stem)) is None:
         raise UserError(
-            f"{path}: which task is it? Name files pair-000-open.mcap, or add to mapping.json "
+            f"{path}: which task is it? Name files pair-000-open.mcap, or add to {mapping.place} "
             f'"demonstrations": {{"{path.name}": {{"pair": 0, "task": "open"}}, ...}}'
         )
     return int(match[1]), word(match[2])
@@ -157,6 +173,8 @@ def recording(path: Path, number: tuple[int, str], mapping: Mapping, sidecars: S
         poses = [tree.pose(parent, child, time, LATE * period, path) for time in times]
         chosen[name] = [T[:3, 3] for T in poses] if name == "gripper" else poses
     for name, columns in mapping.columns.items():
+        if max(columns) >= (width := min(len(value) for value in chosen[name])):
+            raise UserError(f"{mapping.place}: {name} has no column {max(columns)}: {path} has {width}")
         chosen[name] = [value[columns] for value in chosen[name]]
     for (K, (width, height)), image in zip(chosen.pop("camera_info", []), rgb.values, strict=False):
         if image.shape[:2] != (height, width):
@@ -200,9 +218,8 @@ def read(path: Path, mapping: Mapping) -> tuple[dict[str, Stream], Tree]:
                 tree.add(content, static=topic == "/tf_static")
     except McapError as problem:
         raise UserError(f"{path} is damaged ({problem or type(problem).__name__}); {REMEDY}") from None
-    for stream in streams.values():
-        order = np.argsort(stream.times, kind="stable")
-        stream.times, stream.values = [stream.times[i] for i in order], [stream.values[i] for i in order]
+    for stream in (*streams.values(), *tree.streams.values()):
+        stream.sort()
     return streams, tree
 
 
@@ -247,17 +264,15 @@ def pixels(message: Any, dtype: str, channels: int) -> NDArray:
     return row.reshape(shape).astype(np.dtype(dtype))
 
 
-def compressed(message: Any) -> NDArray:
+def compressed(message: Any, colour: bool = False) -> NDArray:
     if "compressedDepth" in message.format:
         raise UserError("compressedDepth is not read: record the raw depth topic, or republish it")
-    with Image.open(io.BytesIO(bytes(message.data))) as image:
-        return np.array(image)
+    return decoded(io.BytesIO(bytes(message.data)), None, colour)
 
 
 def colour(message: Any) -> NDArray[np.uint8]:
     if hasattr(message, "format"):
-        found = compressed(message)
-        return found[..., :3] if found.ndim == 3 else np.repeat(found[..., None], 3, axis=2)
+        return compressed(message, colour=True)
     if message.encoding not in COLOURS:
         raise UserError(f"its encoding is {message.encoding}; {', '.join(COLOURS)} are read")
     channels, order = COLOURS[message.encoding]
@@ -341,7 +356,7 @@ class Tree:
 
     def __init__(self) -> None:
         self._parents: dict[str, str] = {}
-        self._poses: dict[str, Stream] = {}
+        self.streams: dict[str, Stream] = {}
         self._static: set[str] = set()
 
     def add(self, message: Any, static: bool) -> None:
@@ -351,19 +366,22 @@ class Tree:
             if static:
                 self._static.add(child)
             time = 0.0 if static else t.header.stamp.sec + 1e-9 * t.header.stamp.nanosec
-            self._poses.setdefault(child, Stream()).add(time, rigid(t.transform.translation, t.transform.rotation))
+            self.streams.setdefault(child, Stream()).add(time, rigid(t.transform.translation, t.transform.rotation))
 
     def pose(self, parent: str, child: str, time: float, late: float, path: Path) -> Array:
         """T_parent_child: up from the child until the parent is reached; what moves must be known at the time."""
-        T, at = np.eye(4), child.lstrip("/")
+        T, at, passed = np.eye(4), child.lstrip("/"), set[str]()
         while at != parent.lstrip("/"):
+            if at in passed:
+                raise UserError(f"{path}: /tf leads from {child} in a circle through {at}; record it again")
+            passed.add(at)
             if at not in self._parents:
                 known = ", ".join(sorted({*self._parents, *self._parents.values()})) or "nothing"
                 raise UserError(f"{path}: /tf does not lead from {child} up to {parent}; it knows {known}")
-            stream = self._poses[at]
-            row = stream.nearest(np.array([time]))
-            if at not in self._static and (gap := stream.gap(row, np.array([time]))) > late:
+            stream = self.streams[at]
+            row = stream.closest(time)
+            if at not in self._static and (gap := abs(stream.times[row] - time)) > late:
                 raise UserError(f"{path}: /tf has no {at} within {gap:.3f} s of a colour image; record it throughout")
-            T = stream.values[int(row[0])] @ T
+            T = stream.values[row] @ T
             at = self._parents[at]
         return T

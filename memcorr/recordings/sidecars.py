@@ -10,16 +10,21 @@ Nothing of this is guessed: what is missing is asked for, all of it at once.
 
 from __future__ import annotations
 
+import hashlib
 import re
+import unicodedata
 from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
 
-from ..demos.store import LAYOUT, demonstration_path, write_demonstration
+from ..demos.store import LARGEST, LAYOUT, demonstration_path, write_demonstration
 from ..errors import UserError
 from ..files import read_json, write_json
 from ..frames import Camera, Frame
@@ -52,6 +57,7 @@ class Calibration:
     camera: Camera
     width: int
     height: int
+    place: Path  # of the file
 
 
 @dataclass(frozen=True)
@@ -100,7 +106,7 @@ class Sidecars:
             return columns[name][t]
         if self.calibration is None:
             raise needs_calibration(self.root, [name])
-        fits(self.calibration, size, self.root)
+        fits(self.calibration, size)
         return getattr(self.calibration.camera, name)
 
 
@@ -128,11 +134,13 @@ def read_calibration(given: Path | None, usual: Path) -> Calibration | None:
         K, T = (np.array(content[key], np.float64) for key in ("K", "T_world_cam"))
         width, height = (int(n) for n in content["image_size"])
         centre = float(content["pixel_centre"])
-    except (TypeError, ValueError) as problem:
+    except (TypeError, ValueError, OverflowError) as problem:
         raise UserError(f"{place} is not understood ({problem}): give {CALIBRATION}") from None
     if K.shape != (3, 3) or T.shape != (4, 4) or centre not in (0.0, 0.5):
         raise UserError(f"{place}: K is 3 x 3, T_world_cam 4 x 4, pixel_centre 0 or 0.5: give {CALIBRATION}")
-    return Calibration(Camera(continuous(K, centre), T), width, height)
+    if not (np.isfinite(K).all() and np.isfinite(T).all()):
+        raise UserError(f"{place}: K and T_world_cam are finite numbers: give {CALIBRATION}")
+    return Calibration(Camera(continuous(K, centre), T), width, height, place)
 
 
 def continuous(K: Array, pixel_centre: float = 0.0) -> Array:
@@ -148,19 +156,40 @@ def needs_calibration(place: Path, missing: Sequence[str]) -> UserError:
     )
 
 
-def fits(calibration: Calibration, size: Sequence[int], place: Path) -> None:
+def fits(calibration: Calibration, size: Sequence[int]) -> None:
     """`size` of the images: height, width."""
     height, width = size[:2]
     if (calibration.width, calibration.height) != (width, height):
         raise UserError(
-            f"{place}: images are {width} x {height}, calibration.json is for "
+            f"images are {width} x {height}, {calibration.place} is for "
             f"{calibration.width} x {calibration.height}; give K for the images as they are"
         )
 
 
 def word(text: str) -> str:
-    """A task's description as part of a file name."""
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "task"
+    """A task's description, in any alphabet, as part of a file name: letters that it cannot have are told apart by a
+    digest."""
+    plain = "".join(c for c in unicodedata.normalize("NFKD", text.casefold()) if not unicodedata.combining(c))
+    found = re.sub(r"[^a-z0-9]+", "-", plain).strip("-")
+    if found and not any(c.isalnum() and not c.isascii() for c in plain):
+        return found
+    return f"{found or 'task'}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def decoded(content: Any, size: Sequence[int] | None, colour: bool) -> NDArray:
+    """An image file as a camera's driver would write it; refused before it is decoded if it is of another kind, or of
+    another size (height, width) than was declared."""
+    with Image.open(content, formats=("PNG", "JPEG", "TIFF", "BMP", "WEBP")) as image:
+        height, width = image.size[::-1] if size is None else size[:2]
+        if image.size != (width, height) or max(image.size) > LARGEST:
+            raise UserError(f"an image is {image.width} x {image.height} pixels; {width} x {height} was declared")
+        return np.array(image.convert("RGB") if colour else image)
+
+
+def whole_numbers(found: Any, whose: str) -> list[int]:
+    if not isinstance(found, list) or not found or any(type(n) is not int or n < 0 for n in found):
+        raise UserError(f"{whose} must be a list of whole numbers from 0 up, [0, 1, 2]")
+    return found
 
 
 def refuse_existing(out: Path, name: str) -> None:
@@ -174,16 +203,23 @@ def understood(recordings: Iterator[Recording], place: Path, remedy: str) -> Ite
     Decoders of other people's files raise what they like (struct.error, KeyError, SyntaxError, MemoryError, ...).
     """
     while True:
-        try:
-            one = next(recordings)
-        except StopIteration:
+        with blamed(place, remedy):
+            one = next(recordings, None)
+        if one is None:
             return
-        except UserError:
-            raise
-        except Exception as problem:
-            reason = " ".join(str(problem).split())[:200]
-            raise UserError(f"{place} is damaged ({type(problem).__name__}: {reason}); {remedy}") from None
         yield one
+
+
+@contextmanager
+def blamed(place: Path, remedy: str) -> Iterator[None]:
+    """Whatever is raised is the fault of the file at `place`."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as problem:
+        reason = " ".join(str(problem).split())[:200]
+        raise UserError(f"{place} is damaged ({type(problem).__name__}: {reason}); {remedy}") from None
 
 
 def import_recordings(
@@ -207,9 +243,12 @@ def write_store(out: Path, recordings: Iterator[Recording], manifest: dict[str, 
     `place` is what they come from, `remedy` what to do if that cannot be read.
     """
     refuse_existing(out, "collection.json")
-    count, pairs, tasks = 0, 0, []
+    count, pairs, tasks, written = 0, 0, [], set()
     with claimed(out):
         for r in understood(recordings, place, remedy):
+            if (r.pair, r.task) in written:
+                raise UserError(f"{place}: pair {r.pair}, {r.task} is there twice; give them other pairs or tasks")
+            written.add((r.pair, r.task))
             _write(out, r, manifest.get("world", DOOR), place)
             count, pairs = count + 1, max(pairs, r.pair + 1)
             if r.task not in tasks:
@@ -221,6 +260,8 @@ def write_store(out: Path, recordings: Iterator[Recording], manifest: dict[str, 
 
 
 def _write(out: Path, r: Recording, world: str, place: Path) -> None:
+    if len(r.frames) < 2:
+        raise UserError(f"{place}: pair {r.pair}, {r.task} has {len(r.frames)} rows; a demonstration has at least two")
     try:
         write_demonstration(
             demonstration_path(out, r.pair, r.task),

@@ -2,16 +2,18 @@
 
 Torch computes here and nowhere else, so the event loop goes on answering, and the bits of a plan depend
 neither on who else is served nor on when. What fails, fails alone: a batch that raises is computed again one
-request at a time, and only the request that raises then gets an error.
+request at a time, and only the request that raises then gets an error. A second thread makes references ready, one
+after the other: whoever chooses one waits for it, and nobody's plans do.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
@@ -20,6 +22,7 @@ import numpy as np
 
 from ..correspondence.lift import BATCH
 from ..correspondence.matcher import Matcher
+from ..demos.pace import Pace
 from ..errors import UserError
 from ..following.reference import Reference
 from ..following.step import Look, Relation
@@ -41,13 +44,25 @@ class ServedReference(Reference):
     prepared along with the one that is asked for.
     """
 
+    ready = False
+
+    def make_ready(self, pace: Pace | None) -> None:
+        """What takes longer than a plan: how the object moved, where the phase is by what is seen (`pace` is at which
+        it is then followed); the first looks."""
+        if pace is not None:
+            paced = self.at_pace(pace)
+            with _in_own_words():
+                _ = paced.course
+            for old in list(paced._prepared)[KEPT:]:
+                del paced._prepared[old]
+        else:
+            self.prepare([0])
+        self.ready = True
+
     def prepare(self, phases: Sequence[int]) -> None:
         wanted = phases if len(phases) > 1 else self._ahead(phases[0])
-        try:
+        with _in_own_words():
             super().prepare(wanted)
-        except (UserError, ValueError) as problem:  # names files of this machine
-            log.warning(f"{problem}")
-            raise Refused("the reference cannot be used; the server's log says why") from None
         for old in list(self._prepared)[:-KEPT]:  # the order of a dictionary: oldest first
             if old not in phases:
                 del self._prepared[old]
@@ -60,7 +75,20 @@ class ServedReference(Reference):
         return looks[first : first + BATCH]
 
     def forget(self) -> None:
-        self._prepared.clear()
+        for one in (self, *self._paced.values()):
+            one._prepared.clear()
+
+
+@contextlib.contextmanager
+def _in_own_words() -> Iterator[None]:
+    """What is wrong with a reference names files of this machine."""
+    try:
+        yield
+    except Refused:
+        raise
+    except (UserError, ValueError) as problem:
+        log.warning(f"{problem}")
+        raise Refused("the reference cannot be used; the server's log says why") from None
 
 
 @dataclass(frozen=True)
@@ -100,8 +128,11 @@ class Inference:
         self.planner = Planner(policy, self.matcher, lanes, action_limit)
         self.lanes, self.thread_count = lanes, thread_count
         self._recent: WeakKeyDictionary[Reference, None] = WeakKeyDictionary()  # the last used at the end
+        self._lock = threading.Lock()  # of these
         self._waiting: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
+        self._chosen: queue.SimpleQueue[tuple[ServedReference, Future[None]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="inference", daemon=True)
+        self._preparing = threading.Thread(target=self._prepare, name="preparing", daemon=True)
 
     @property
     def alive(self) -> bool:
@@ -112,16 +143,55 @@ class Inference:
             if not self.steady():
                 log.warning(f"lanes: this processor rounds the rows of a batch of {self.lanes} differently")
         self._thread.start()
+        self._preparing.start()
 
     def stop(self, timeout: float = 10.0) -> None:
         """After the batch under way; who still waits is never answered."""
         self._waiting.put(None)
+        self._chosen.put(None)
         self._thread.join(timeout)
+        self._preparing.join(timeout)
 
     def submit(self, look: Look, seed: int = 0) -> Future[Answer]:
         waiting = _Waiting(look, seed, time.perf_counter(), Future())
         self._waiting.put(waiting)
         return waiting.answer
+
+    def make_ready(self, reference: ServedReference) -> Future[None]:
+        """Done when a look at it takes no longer than a look; before, nobody should look."""
+        done: Future[None] = Future()
+        if reference.ready:
+            done.set_result(None)
+        else:
+            self._chosen.put((reference, done))
+        return done
+
+    def _prepare(self) -> None:
+        with threads(self.thread_count):
+            while (chosen := self._chosen.get()) is not None:
+                reference, done = chosen
+                if not done.set_running_or_notify_cancel():  # whoever chose it is gone
+                    continue
+                try:
+                    if not reference.ready:
+                        self._use([reference])
+                        following = self.planner.following
+                        reference.make_ready(following.costs.pace if following.seen else None)
+                except Exception as problem:
+                    done.set_exception(problem)
+                else:
+                    done.set_result(None)
+
+    def _use(self, references: Sequence[Reference]) -> None:
+        """Of those that were not used for longest the prepared frames are forgotten."""
+        with self._lock:
+            for reference in references:
+                self._recent.pop(reference, None)
+                self._recent[reference] = None
+            for old in list(self._recent)[:-PREPARED]:
+                del self._recent[old]
+                if isinstance(old, ServedReference):
+                    old.forget()
 
     def _run(self) -> None:
         with threads(self.thread_count):  # torch counts threads per calling thread
@@ -179,12 +249,6 @@ class Inference:
 
     def plan(self, looks: Sequence[Look], seeds: Sequence[int]) -> list[Plan]:
         """What `Follower.plan` gives with as many lanes, for each look, bit for bit."""
-        for look in looks:
-            self._recent.pop(look.reference, None)
-            self._recent[look.reference] = None
-        for old in list(self._recent)[:-PREPARED]:
-            del self._recent[old]
-            if isinstance(old, ServedReference):
-                old.forget()
+        self._use([look.reference for look in looks])
         noises = [initial_noise(seed, look.elapsed) for look, seed in zip(looks, seeds, strict=True)]
         return self.planner.plan(looks, noises)

@@ -24,7 +24,7 @@ DTYPES = ("|b1", "|u1", "<i4", "<i8", "<f4", "<f8")
 MOST_AXES = 4  # a recording of colour images
 MOST_PARTS = 100  # lists, and maps: an upload has 15 and 16
 FARTHEST_CM = 100.0  # that a hand is commanded to move in one step
-MOST_FRAMES = 2000  # of an uploaded reference
+MOST_FRAMES = 1000  # of an uploaded reference
 LONGEST_NAME = 80
 IMAGES = {"rgb": None, "depth": np.float32, "mask": None}  # and what they are computed with, if not as they come
 NUMBERS = ("K", "T_world_cam", "robot_state", "gripper")
@@ -110,7 +110,8 @@ class Upload(Demonstration):
 
     @property
     def nbytes(self) -> int:
-        return sum(image.nbytes for image in (self.images or {}).values())
+        """Of everything that is held for it."""
+        return sum(a.nbytes for a in (*vars(self).values(), *(self.images or {}).values()) if isinstance(a, np.ndarray))
 
 
 @dataclass(frozen=True)
@@ -202,6 +203,7 @@ def read_upload(content: dict[str, Any]) -> Upload:
     with np.errstate(over="ignore", invalid="ignore"):
         if not (np.abs(action) <= FARTHEST_CM).all():
             raise Refused("reference.action holds NaN, infinity or more than a metre per step: give centimetres")
+    a = {key: array.copy() for key, array in a.items()}  # the message they are part of can go
     upload = Upload(
         Path(name),
         pair=0,
@@ -211,7 +213,7 @@ def read_upload(content: dict[str, Any]) -> Upload:
         T_world_cam=a["T_world_cam"],
         robot_state=a["robot_state"],
         gripper=a["gripper"],
-        action=action.astype(np.float64, copy=False),  # none: how the hand moved stands for it
+        action=action.astype(np.float64),  # none: how the hand moved stands for it
         recorded_joint=None,
         object_pose=None,
         images={name: a[name] for name in ("rgb", "depth", "mask")},

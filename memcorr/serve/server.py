@@ -14,9 +14,11 @@ import ipaddress
 import logging
 import signal
 import time
+from collections import deque
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
@@ -30,11 +32,14 @@ from ..policy.policy import load_policy
 from ..runs import provenance
 from ..spec import SPEC
 from .inference import Inference
-from .protocol import FRAME, OPTIONS, Refused, encode, read_message
+from .protocol import FRAME, OPTIONS, Message, Refused, Upload, encode, read_message
 from .sessions import Library, Session
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 SHORTEST_KEY = 16
+PAUSE = 1.0  # seconds that too many uploads are made to wait for their refusal
+LINES = 100  # of the log in a minute, whatever strangers do
 FAILED = "the server failed on this message; its log says why"
 
 
@@ -47,7 +52,9 @@ class Settings:
     key: str | None = None  # sent by clients as "Authorization: Api-Key KEY"
     message_bytes: int = 32 * 2**20  # a reference of 200 frames of 128 x 128 has 26 MB
     uploaded_bytes: int = 2**30  # of all clients together
+    uploaded_frames: int = 2000  # a minute, from one address: making them ready takes about as long
     clients: int = 32
+    pending: int = 128  # connections that have not asked for anything yet; the oldest makes way
     patience: float = 20.0  # seconds: for an answer to a ping, which also ends a message that never ends
 
     def __post_init__(self) -> None:
@@ -77,6 +84,9 @@ class PolicyServer:
     def __init__(self, settings: Settings, inference: Inference, library: Library) -> None:
         self.settings, self.inference, self.library = settings, inference, library
         self.sessions: dict[ServerConnection, Session] = {}
+        self.held: dict[ServerConnection, int] = {}  # bytes of uploads, with those of a message under way
+        self.pending: dict[ServerConnection, None] = {}  # the oldest first
+        self.budgets: dict[str, tuple[float, float]] = {}  # address -> frames that it may upload, and as of when
         policy = inference.planner.policy
         self.metadata = encode(
             {
@@ -94,8 +104,20 @@ class PolicyServer:
             }
         )
 
+    def begin(self, *arguments: Any, **settings: Any) -> ServerConnection:
+        """A connection that has said nothing yet."""
+        connection = ServerConnection(*arguments, **settings)
+        connection.connection_lost_waiter.add_done_callback(lambda _: self.pending.pop(connection, None))
+        self.pending[connection] = None
+        if len(self.pending) > self.settings.pending:
+            oldest = next(iter(self.pending))
+            del self.pending[oldest]
+            oldest.transport.abort()
+        return connection
+
     def admit(self, connection: ServerConnection, request: Request) -> Response | None:
         """Before anything else is read: the health check, the key, and room for one more."""
+        self.pending.pop(connection, None)
         if request.path == "/healthz":
             return connection.respond(*((200, "OK\n") if self.inference.alive else (503, "inference has ended\n")))
         if (key := self.settings.key) is not None:
@@ -124,6 +146,8 @@ class PolicyServer:
                     answered += 1
                 except Refused as problem:
                     answer, refused = str(problem), refused + 1
+                except ConnectionClosed:
+                    raise
                 except Exception:
                     log.exception("a message could not be answered")
                     answer, refused = FAILED, refused + 1
@@ -134,19 +158,33 @@ class PolicyServer:
             pass
         finally:
             del self.sessions[connection]
+            self.held.pop(connection, None)
             log.info(f"a client left: {answered} answers, {refused} refusals")
 
     async def answer(self, connection: ServerConnection, data: bytes | str, total_ms: float | None) -> bytes:
         """The session moves on only if everything about the message was right."""
         message = await asyncio.to_thread(read_message, data)
+        if isinstance(message.reference, Upload):
+            await self.count_upload(connection, len(message.reference))
         before = self.sessions[connection]
         session = await asyncio.to_thread(before.heard, message, self.library)
-        others = sum(s.held for c, s in self.sessions.items() if c is not connection)
+        others = sum(held for c, held in self.held.items() if c is not connection)
         if session.held > before.held and others + session.held > self.settings.uploaded_bytes:
             raise Refused("the server holds as many uploaded references as it may; try again later")
+        self.held[connection] = max(session.held, before.held)
+        try:
+            return await self.obey(connection, message, session, total_ms)
+        finally:
+            self.held[connection] = self.sessions[connection].held
+
+    async def obey(
+        self, connection: ServerConnection, message: Message, session: Session, total_ms: float | None
+    ) -> bytes:
+        if session.reference is not None:
+            await self.awaited(connection, self.inference.make_ready(session.reference))
         content: dict[str, Any] = {"reference": session.name, "elapsed": session.elapsed}
         if (look := session.look(message)) is not None:
-            planned = await asyncio.wrap_future(self.inference.submit(look, message.seed))
+            planned = await self.awaited(connection, self.inference.submit(look, message.seed))
             design = self.inference.planner.policy.design
             plan, session = session.executed(planned.plan, look.observation, design)
             timing = {"infer_ms": planned.infer_ms, "wait_ms": planned.wait_ms, "company": planned.company}
@@ -161,6 +199,30 @@ class PolicyServer:
             }
         self.sessions[connection] = session
         return encode(content)
+
+    async def awaited(self, connection: ServerConnection, result: Future[T]) -> T:
+        """A result, unless its client leaves first: then it need not be computed any more."""
+        answer, gone = asyncio.wrap_future(result), asyncio.ensure_future(connection.wait_closed())
+        try:
+            await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                raise connection.protocol.close_exc
+            return answer.result()
+        finally:
+            gone.cancel()
+            answer.cancel()
+
+    async def count_upload(self, connection: ServerConnection, frames: int) -> None:
+        most, address, now = self.settings.uploaded_frames, str(connection.remote_address[0]), time.monotonic()
+        if len(self.budgets) > 1000:
+            self.budgets = {a: (left, since) for a, (left, since) in self.budgets.items() if now - since < 60}
+        left, since = self.budgets.get(address, (most, now))
+        left = min(left + (now - since) * most / 60, most)
+        self.budgets[address] = (left - frames if frames <= left else left, now)
+        if frames > left:
+            await asyncio.sleep(PAUSE)
+            seconds = 60 * (frames - left) / most
+            raise Refused(f"the server takes {most} uploaded frames a minute: try again in {seconds:.0f} s")
 
     async def run(self) -> None:
         """Until SIGINT or SIGTERM: every connection is closed (1001), the batch under way is finished."""
@@ -182,6 +244,7 @@ class PolicyServer:
             max_size=s.message_bytes,
             max_queue=2,
             logger=quiet_logger(),
+            create_connection=cast(type[ServerConnection], self.begin),
         )
         self.inference.start()
         try:
@@ -214,6 +277,23 @@ def quiet_logger() -> logging.Logger:
     return logger
 
 
+class FewLines(logging.Filter):
+    """Drops what is beyond so many lines in a minute, and says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times: deque[float] = deque(maxlen=LINES)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if len(self.times) == LINES and record.created - self.times[0] < 60:
+            return False
+        self.times.append(record.created)
+        if len(self.times) == LINES and record.created - self.times[0] < 60:
+            record.msg = f"{record.getMessage()} (no more lines this minute)"
+            record.args = ()
+        return True
+
+
 def serve_policy(
     policy: str,
     references: Path | None,
@@ -225,6 +305,8 @@ def serve_policy(
     action_limit: float = ACTION_LIMIT,
 ) -> None:
     """What the command line runs; returns when the server was stopped."""
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(FewLines())
     store = None if references is None else Store.open(references)
     loaded = load_policy(policy, device)
     if lanes is None:

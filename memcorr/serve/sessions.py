@@ -21,7 +21,7 @@ from .protocol import Message, Refused, Upload
 log = logging.getLogger(__name__)
 NOTHING_YET = Guard()
 UPLOADS = 4  # that a client may bring; the oldest is forgotten
-LOADED = 16  # references of the store in memory that nobody may be following
+LOADED = 256  # references of the store in memory that nobody may be following; their images are not
 
 
 class Library:

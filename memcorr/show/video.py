@@ -25,7 +25,7 @@ from ..files import content_of
 from ..frames import Camera, Frame
 from ..policy.plan import Plan
 from ..runs import written_whole
-from ..spec import SPEC, WORLD_TASKS, Array
+from ..spec import SPEC, WORLD_TASKS, Array, stock_task
 from ..worlds.world import ACTION_SCALE
 from .story import Story, Supplied
 
@@ -120,7 +120,9 @@ def caption(image: Image, title: str, now: str) -> Image:
 
 
 def towards(world: str, progress: float) -> str:
-    """Progress in words, such as "45 % of the way to open"."""
+    """Progress in words, such as "45 % of the way to open"; in a task of Meta-World how far the object moved."""
+    if stock_task(world):
+        return f"moved by {100 * progress:.1f} cm"
     first, second = WORLD_TASKS[world]
     return f"{100 * abs(progress):.0f} % of the way to {first if progress >= 0 else second}"
 

@@ -82,7 +82,7 @@ def load_own(
     if (seen.settings.lifting, seen.settings.phase) != (recipe.lifting, recipe.phase):
         asked = f"`memcorr match --lifting {recipe.lifting} --phase {recipe.phase}`"
         raise UserError(f"--cache was made for another lifting or phase than {recipe.name} has: make one with {asked}")
-    demonstrations = chosen(store, seen.settings.pairs)
+    demonstrations = chosen(store, seen.settings.pairs, seen.settings.phase)
     recipe, both, said = fitted(recipe, demonstrations)
     for line in said:
         log.info(line)

@@ -31,8 +31,9 @@ def centimetres(demonstrations: Sequence[Demonstration]) -> tuple[float, float]:
     if demonstrations[0].action.shape[1] < 3:
         return 0.0, 0.0
     best = (0.0, 0.0)
+    recorded = [(d, len(d) - SPEC.chunk) for d in demonstrations]  # the last steps of one that was cut are made up
     for lag in PROMPT:
-        parts = [lagged(d.action[:-1, :3], np.diff(d.gripper, axis=0), lag) for d in demonstrations]
+        parts = [lagged(d.action[: n - 1, :3], np.diff(d.gripper[:n], axis=0), lag) for d, n in recorded]
         cause, motion = (np.concatenate(side) for side in zip(*parts, strict=True))
         if motion.any():
             best = max(best, proportional(cause, motion))

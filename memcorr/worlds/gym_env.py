@@ -1,9 +1,11 @@
 """The worlds as Gymnasium environments: memcorr/Door-v0, Drawer-v0, HandleSide-v0 and so on.
 
     gymnasium.make("memcorr.worlds.gym_env:memcorr/Door-v0", task="open", condition="combined")
+    gymnasium.make("memcorr.worlds.gym_env:memcorr/World-v0", world="metaworld/button-press")
 
 `reset(seed=n)` draws a scene of the condition from seed n; `reset(options={"scene": scene})`
-takes a given one. An episode ends at the first success, after 200 steps, or when physics breaks down.
+takes a given one. An episode ends at the first success, after 200 steps (500 in a task of Meta-World), or when physics
+breaks down.
 The observation holds all that a policy may see, the camera included: `frame_of(observation)` is the
 `Frame` that `memcorr`'s own policies plan from.
 """
@@ -19,9 +21,9 @@ from numpy.typing import NDArray
 
 from ..frames import Camera, Frame
 from ..spec import DOOR, SPEC, Task, TestSet
-from .pairs import PAIRS, find_pair
-from .scenes import evaluation_scenes
-from .world import World
+from .pairs import PAIRS, find_tasks
+from .scenes import evaluation_scenes, usual_condition
+from .world import make_world
 
 SIZE = SPEC.image_size
 Observation = dict[str, NDArray]
@@ -56,14 +58,16 @@ class PairEnv(gymnasium.Env):
         self,
         world: str = DOOR,
         task: Task | None = None,
-        condition: TestSet = "combined",
+        condition: TestSet | None = None,
         render_mode: str | None = None,
     ) -> None:
-        tasks = find_pair(world).tasks
+        """Without a condition: the combined shift, or the placements of a task of Meta-World."""
+        tasks = find_tasks(world)
         if task is not None and task not in tasks:
             raise ValueError(f"unknown task {task!r}: choose one of {', '.join(tasks)}")
-        self.task, self.condition, self.render_mode = task or tasks[0], condition, render_mode
-        self.world = World(world)
+        self.task, self.render_mode = task or tasks[0], render_mode
+        self.condition: TestSet = condition or usual_condition(world)
+        self.world = make_world(world)
         self.action_space = spaces.Box(-1.0, 1.0, (SPEC.action_dim,), np.float32)
         self.observation_space = spaces.Dict(
             {
@@ -97,7 +101,7 @@ class PairEnv(gymnasium.Env):
         diverged = self.world.diverged
         success = self.world.success(self.task) and not diverged
         over = success or diverged
-        truncated = not over and self._steps >= SPEC.episode_steps
+        truncated = not over and self._steps >= self.world.steps
         return self._observation(), float(success), over, truncated, {"success": success, "diverged": diverged}
 
     def _observation(self) -> Observation:
@@ -111,3 +115,4 @@ class PairEnv(gymnasium.Env):
 for name in PAIRS:
     words = "".join(word.title() for word in name.split("-"))
     gymnasium.register(f"memcorr/{words}-v0", entry_point="memcorr.worlds.gym_env:PairEnv", kwargs={"world": name})
+gymnasium.register("memcorr/World-v0", entry_point="memcorr.worlds.gym_env:PairEnv")

@@ -114,6 +114,10 @@ def _stock_scenes(condition: TestSet, seed: int, count: int, world: str) -> list
     return [Scene(condition, i, seed, (0.0, 0.0), turn, world=world) for i, turn in enumerate(turns)]
 
 
+def usual_condition(world: str) -> TestSet:
+    return "validation" if stock_task(world) else "combined"
+
+
 def evaluation_scenes(condition: TestSet, seed: int = 0, count: int | None = None, world: str = DOOR) -> list[Scene]:
     """The evaluation set of one condition. `validation` are demonstration pairs 80-99."""
     if condition not in TEST_SETS:

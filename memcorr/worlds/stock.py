@@ -50,7 +50,8 @@ class StockTask:
         return (stock_task(self.name),)
 
     def progress(self, q: float) -> float:
-        return 0.0
+        """Metres that the object moved: how many are needed, Meta-World alone knows."""
+        return q
 
 
 def environment(name: str) -> tuple[Any, Any, bool]:
@@ -78,7 +79,7 @@ def environment(name: str) -> tuple[Any, Any, bool]:
 class Snapshot:
     """All that the future of a stock world depends on."""
 
-    physics: Array
+    physics: Any  # mujoco.MjData, whole: Meta-World reads derived quantities as its last step left them
     places: tuple[Array, ...]  # of bodies and sites in the model
     own: dict[str, Any]  # what Meta-World's environment remembers
     success: bool
@@ -92,6 +93,7 @@ class StockWorld(World):
     free = True  # nothing is known of joints
 
     def __init__(self, name: str, view: View | None = None) -> None:
+        self.name = name
         self.env, self.policy, self.along = environment(name)
         self.view = view
         self.model = self.env.model = build_model(self.env.model_name.split("/")[-1].removesuffix(".xml"))
@@ -101,11 +103,14 @@ class StockWorld(World):
         self._fingers = [self.model.site("rightEndEffector").id, self.model.site("leftEndEffector").id]
         self._camera = self.model.camera(CAMERA_NAME).id
         self.place, self._success, self._stood = np.zeros(3), False, np.eye(4)
+        self._goal_apart: Array | None = None  # (3,) from the object to its goal, where that is moved along
+        self._base_stood: Array | None = None  # (3,) where the object is moved with its goal: middle
         self._names = [n for n, v in self.env.__dict__.items() if n not in ("model", "data", "mujoco_renderer")]
-        self._bodies: list[int] = []
-        self._bodies = self._moved_bodies(name)
+        self._bodies = self._moved_bodies()
         self._body = self._bodies[0]
-        self._check_goal(name)
+        if self.along:
+            self._move_goal_along()
+        self._check_goal()
         self._put(self._placements(np.random.default_rng(0), middle=True))
         middle = self.data.xpos[self._body] if self._geoms is None else self.data.geom_xpos[self._geoms].mean(axis=0)
         x, y, z = (float(v) for v in middle)
@@ -114,16 +119,15 @@ class StockWorld(World):
     # Where things stand
 
     def _placements(self, rng: np.random.Generator, middle: bool = False) -> Iterator[Array]:
-        """What Meta-World's own reset would draw, one vector after the other."""
-        low, high = (np.asarray(v, np.float64) for v in self._range)
+        """What Meta-World's own reset would draw, one vector after the other; the middle of its range first."""
+        low, high = self._range
         for _ in range(DRAWS):
-            drawn_at = (low + high) / 2 if middle else rng.uniform(low, high)
-            if self.along and self._object_is_drawn:  # the goal stands to it as in the middle of both ranges
-                half = len(low) // 2
-                drawn_at[half:] = drawn_at[:half] + (low + high)[half:] / 2 - (low + high)[:half] / 2
-            yield drawn_at
+            place = (low + high) / 2 if middle else rng.uniform(low, high)
+            if self._goal_apart is not None:
+                place[len(low) // 2 :] = place[: len(low) // 2] + self._goal_apart
+            yield place
             middle = False
-        raise UserError(f"Meta-World refuses {DRAWS} placements in a row")
+        raise UserError(f"{self.name}: Meta-World refuses {DRAWS} placements in a row")
 
     @cached_property
     def _range(self) -> tuple[Array, Array]:
@@ -135,50 +139,65 @@ class StockWorld(World):
         low, high = self._range
         return bool(np.abs(high[:3] - low[:3]).max() > SAME_M)
 
-    def _put(self, placements: Iterator[Array]) -> None:
-        """Meta-World's own reset with the first placement that it accepts."""
-        env, taken = self.env, None
+    def _put(self, placements: Iterator[Array]) -> Array:
+        """Meta-World's own reset with the first placement that it accepts, which is returned."""
+        env, accepted = self.env, np.zeros(0)
 
         def draw() -> Array:
-            nonlocal taken
-            taken = next(placements)
-            return taken.copy()
+            nonlocal accepted
+            accepted = next(placements)
+            return accepted.copy()
 
         env._freeze_rand_vec, env._get_state_rand_vec = False, draw
         env.reset_model()
-        if taken is not None:
-            accepted = np.array(taken)
-            env._get_state_rand_vec = accepted.copy
+        env._get_state_rand_vec = accepted.copy
         env.reset()
         del env._get_state_rand_vec
-        if self.along and not self._object_is_drawn and taken is not None and self._bodies:
+        env._last_rand_vec = accepted
+        if self._base_stood is not None:  # the goal alone is drawn: what it belongs to is moved with it
             low, high = self._range
-            self.model.body_pos[self._base] = self._base_stood + (taken - (low + high) / 2)[3:]
+            self.model.body_pos[self._base] = self._base_stood + (accepted - (low + high) / 2)[3:]
             mujoco.mj_forward(self.model, self.data)
         self._success = False
+        return accepted
 
     @property
     def _base(self) -> int:
         return int(self.model.body_rootid[self._bodies[0]])
 
-    def _check_goal(self, name: str) -> None:
+    def _check_goal(self) -> None:
         """Where the goal does not follow the object, a recording of one place says nothing of another."""
-        rng, apart = np.random.default_rng(0), []
-        self._base_stood = self.model.body_pos[self._base].copy()
-        for _ in range(4):
-            self._put(self._placements(rng))
-            apart.append(self.env._target_pos - self.data.xpos[self._body])
-        follows = np.ptp(apart, axis=0).max() < FOLLOWS_M
-        can_follow = len(self._range[0]) == 6 and (self._object_is_drawn or not self.model.body_dofnum[self._base])
-        if follows:
+        if self._goal_follows():
             return
-        remedy = f"; {name}{ALONG} moves the goal along with the object" if can_follow and not self.along else ""
+        remedy = ""
+        if not self.along:
+            self._move_goal_along()
+            remedy = f"; {self.name}{ALONG} moves the goal along with the object" if self._goal_follows() else ""
         raise UserError(
-            f"{name}: its goal stands elsewhere each time, seen from its object, so one recording cannot tell "
+            f"{self.name}: its goal stands elsewhere each time, seen from its object, so one recording cannot tell "
             f"where it is{remedy}"
         )
 
-    def _moved_bodies(self, name: str) -> list[int]:
+    def _goal_follows(self) -> bool:
+        rng, apart = np.random.default_rng(0), []
+        for _ in range(4):
+            self._put(self._placements(rng))
+            apart.append(self.env._target_pos - self.data.xpos[self._body])
+        return bool(np.ptp(apart, axis=0).max() < FOLLOWS_M)
+
+    def _move_goal_along(self) -> None:
+        """From now on it stands to the object as in the middle of both ranges, or as in the first placement that
+        Meta-World accepts."""
+        self.along = True
+        if len(self._range[0]) != 6:
+            return
+        accepted = self._put(self._placements(np.random.default_rng(0), middle=True))
+        if self._object_is_drawn:
+            self._goal_apart = accepted[3:] - accepted[:3]
+        elif not self.model.body_dofnum[self._base]:
+            self._base_stood = self.model.body_pos[self._base].copy()
+
+    def _moved_bodies(self) -> list[int]:
         """The bodies that the scripted policy moves, in the order in which they begin to."""
         self._put(self._placements(np.random.default_rng(0), middle=True))
         robot = self.model.body(ROBOT).id
@@ -200,7 +219,10 @@ class StockWorld(World):
             if self._success:
                 break
         if not began:
-            raise UserError(f"{name}: its scripted policy moves nothing but the robot")
+            raise UserError(
+                f"{self.name}: its scripted policy moves nothing but the robot, so one recording cannot tell where its "
+                f"goal is"
+            )
         return sorted(began, key=lambda body: (began[body], body))
 
     def _drawn_geoms(self, body: int) -> list[int]:
@@ -268,9 +290,10 @@ class StockWorld(World):
         return succeeded
 
     def snapshot(self) -> Any:
-        physics = super().snapshot()
         own = {name: copy.deepcopy(getattr(self.env, name)) for name in self._names if self._changes(name)}
-        return Snapshot(physics, tuple(array.copy() for array in self._places), own, self._success, self._stood)
+        return Snapshot(
+            copy.copy(self.data), tuple(array.copy() for array in self._places), own, self._success, self._stood
+        )
 
     def _changes(self, name: str) -> bool:
         kinds = (np.ndarray, float, int, bool, tuple, type(None), np.floating)
@@ -290,9 +313,8 @@ class StockWorld(World):
         for name, value in state.own.items():
             setattr(self.env, name, copy.deepcopy(value))
         self._success, self._stood = state.success, state.stood
-        mujoco.mj_setState(self.model, self.data, state.physics, mujoco.mjtState.mjSTATE_INTEGRATION)
+        self.data = self.env.data = copy.copy(state.physics)
         self._clear()
-        mujoco.mj_forward(self.model, self.data)
 
     def step(self, action: NDArray[np.floating]) -> None:
         *_, info = self.env.step(self.checked(action))

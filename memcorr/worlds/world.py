@@ -324,10 +324,13 @@ def object_points(name: str) -> Array:
     return shared_world(name).pair.points if stock_task(name) else find_pair(name).points
 
 
-@cache
-def _shared(name: str, view: View | None) -> World:
+def make_world(name: str, view: View | None = None) -> World:
+    """One of the ten pairs, or a task of Meta-World."""
     if stock_task(name):
         from .stock import StockWorld
 
         return StockWorld(name, view)
     return World(name, view)
+
+
+_shared = cache(make_world)  # would take a view that is left out for another than None

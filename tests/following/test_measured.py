@@ -90,14 +90,14 @@ def seen(recorded: Store, matched: Path) -> Measured:
 
 @pytest.fixture(scope="module")
 def rows(recorded: Store, seen: Measured) -> Dataset:
-    demonstrations = chosen(recorded, None)
+    demonstrations = chosen(recorded, None, "seen")
     recipe, both, _ = fitted(RECIPE, demonstrations)
     return load_measured(demonstrations, seen, recipe, both)
 
 
 def test_every_row_is_matched_as_in_a_rollout(recorded: Store, seen: Measured) -> None:
     """The second recording of opening, followed by a policy's own planner with a look every eight steps."""
-    demonstrations = chosen(recorded, None)
+    demonstrations = chosen(recorded, None, "seen")
     lengths = [len(d) for d in demonstrations]
     assert len(seen.reference_frame) == sum(windows(n) for n in lengths) == sum(n - 15 for n in lengths)
     query, reference = demonstrations[2], Reference(demonstrations[0], load_matcher("embedded"))
@@ -162,26 +162,30 @@ def test_rows_keep_their_own_points_and_borrow_errors(rows: Dataset, seen: Measu
     moved = resampled.matches(*poses, np.zeros(4, np.int64), np.full(4, 2.0), some)
     assert np.allclose((moved.p_live - exact.p_live)[valid], 2 * np.tile(seen.disagreement[0], (4, 1, 1))[valid])
     later = np.minimum(rows.reference_frame[some] + 5, rows.last_frames(some))
-    assert rows.last_frames(some)[0] == 29 - 16  # the first recording follows the third
+    assert (
+        rows.last_frames(some)[0] == 29
+    )  # the first recording follows the third, which was cut: sixteen frames are added
     assert np.isfinite(
         resampled.matches(*rows.poses(some, later), np.zeros(4, np.int64), np.zeros(4), some).p_ref
     ).all()
 
 
 def test_paired_rows_are_those_that_start_together(recorded: Store, rows: Dataset, seen: Measured) -> None:
-    recipe, both, said = fitted(RECIPE, chosen(recorded, None))
+    recipe, both, said = fitted(RECIPE, chosen(recorded, None, "seen"))
     assert both.tolist() == [[0, 1], [2, 3]] and any("2 pairs" in line and "0.0 mm" in line for line in said)
     batches = Batches(rows, measure([rows], recipe), recipe, resampled=Resampled.measured(rows, seen.disagreement, 2.5))
     batch = batches.paired(np.random.default_rng(0), 4)
     first, second = batch.z_t.chunk(2)
     assert (first == second).all() and not (batch.eps.chunk(2)[0] == batch.eps.chunk(2)[1]).all()
-    elsewhere = [dataclasses.replace(d, gripper=d.gripper + 0.02 * (d.task == "open")) for d in chosen(recorded, None)]
+    elsewhere = [
+        dataclasses.replace(d, gripper=d.gripper + 0.02 * (d.task == "open")) for d in chosen(recorded, None, "seen")
+    ]
     kept, apart, _ = declared_pairs(elsewhere)
     assert (len(kept), apart) == (0, 2)
 
 
 def test_an_action_moves_the_hand_as_far_as_it_was_seen_to(recorded: Store) -> None:
-    demonstrations = chosen(recorded, None)
+    demonstrations = chosen(recorded, None, "seen")
     cm, share = centimetres(demonstrations)
     assert 0.9 < cm < 1.1 and share > 0.9
     doubled = [dataclasses.replace(d, action=2 * d.action) for d in demonstrations]

@@ -142,7 +142,7 @@ def test_an_upload_is_checked_frame_by_frame(store: Store) -> None:
     for wrong, words in (
         ({"gripper": broken}, "reference, frame 4.gripper holds NaN or infinity"),
         ({"depth": recording["depth"][:4]}, "the same number in every array"),
-        ({name: array[:1] for name, array in recording.items()}, "2 to 2000 frames"),
+        ({name: array[:1] for name, array in recording.items()}, "2 to 1000 frames"),
         ({"name": ""}, "needs a name"),
         ({"name": "a\nb"}, "needs a name"),
         ({"actions": np.zeros(3)}, "unknown field 'actions' of a reference"),

@@ -125,7 +125,7 @@ def measured_kinds(here: Path) -> tuple[Kind, ...]:
         write_small(demonstration_path(root, 0, task), task=task, frames=length, world="mine", object_pose=None)
     write_json(root / "collection.json", {"layout": 1, "pairs": 1, "world": "mine", "tasks": ["open", "close"]})
     store = Store.open(root)
-    chosen = rows.chosen(store, 1)
+    chosen = rows.chosen(store, 1, "elapsed")
     settings = rows.Settings(rows.fingerprint(chosen), (length, length), 1, "elapsed", "flow", "", "rigid")
     sizes = {"R": settings.rows, "E": 3, "T": 2 * length, "D": 2}
 
