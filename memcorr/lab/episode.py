@@ -15,7 +15,9 @@ import numpy as np
 
 from ..demos.phase import reference_phase
 from ..demos.store import Demonstration
+from ..evaluation.controllers import PolicyController
 from ..evaluation.rollout import Answer, Controller, Decision, Job, Memory
+from ..following.masks import Mask, Tracked
 from ..frames import Frame
 from ..show.story import Supplied
 from ..spec import SPEC, Array
@@ -28,8 +30,11 @@ REMEMBERED = 10 * SPEC.episode_steps  # steps of an episode that goes on and on
 class Guide:
     """A reference to follow, and who follows it: one controller per lane, made once."""
 
-    def __init__(self, demonstration: Demonstration, controllers: Mapping[str, Controller]) -> None:
+    def __init__(
+        self, demonstration: Demonstration, controllers: Mapping[str, Controller], usual: Guide | None = None
+    ) -> None:
         self.demonstration, self.controllers = demonstration, controllers
+        self.usual = usual or self  # with which another episode begins
         self._supplied: dict[int, Supplied] = {}
 
     @property
@@ -109,6 +114,9 @@ class Episode:
 
     def begin(self, scene: Scene, guide: Guide) -> None:
         """From the start, nothing done yet."""
+        self._begin(scene, guide.usual)
+
+    def _begin(self, scene: Scene, guide: Guide) -> None:
         self.scene = scene
         self.world.reset(scene)
         state, place = self.world.snapshot(), self.world.place
@@ -117,6 +125,20 @@ class Episode:
         self.past: deque[Instant] = deque(maxlen=REMEMBERED)  # one per step, each as it was when the step began
 
     # What a person does
+
+    def carry(self, name: str, controller: PolicyController, mask: Mask) -> None:
+        """Begins again; in the lane `name` this controller carries a mask of the first frame from look to look."""
+        usual = self.now.guide.usual
+        self._begin(self.scene, Guide(usual.demonstration, {**usual.controllers, name: controller}, usual))
+        frame = self.see()[0].frame
+        assert controller.matcher is not None
+        tracked = Tracked(controller.matcher, frame, mask)
+        lanes = (
+            replace(lane, memory=replace(lane.memory, tracked=tracked)) if lane.name == name else lane
+            for lane in self.now.lanes
+        )
+        self.now = replace(self.now, lanes=tuple(lanes))
+        self._happened("mask: clicked")
 
     def follow(self, guide: Guide) -> None:
         """Another reference from here on, followed from its start; success is judged by its task."""

@@ -15,8 +15,10 @@ import logging
 import socket
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import Any
 
 import numpy as np
 import viser
@@ -33,8 +35,9 @@ from ..spec import DOOR, stock_task, tasks_of
 from ..worlds.pairs import find_tasks
 from ..worlds.scenes import Scene
 from ..worlds.world import World, shared_world
+from .clicks import CLICKS, Clicks
 from .episode import Episode, Guide, usual_share
-from .panel import BACK, ON_A_PAGE, SPEED, UP, WAYS, Order, Panel
+from .panel import BACK, MOST_ORDERS, ON_A_PAGE, SPEED, UP, WAYS, Order, Panel
 from .record import picture, record
 from .stage import Stage
 from .visitors import guarded
@@ -70,12 +73,21 @@ class Lab:
         self.names = (self.policy.design.name, REPLAYS[0])
         self.guides: dict[Path, Guide] = {}
         self.playing, self.speed, self.page = False, float(SPEED), 0
+        self.clicks = Clicks()
+        self.clicked_scene: Scene | None = None  # the one that was clicked on
         self.first_world = DOOR if world is None else world
         find_tasks(self.first_world)  # complains about an unknown one
 
     def begin(self, server: viser.ViserServer) -> None:
         self.server = server
         self.enter(self.first_world)
+        for modifier, what in CLICKS.items():
+            server.scene.on_click(modifier=modifier)(partial(self.clicked, what))
+
+    def clicked(self, what: str, event: viser.SceneClickEvent) -> None:
+        """In the 3D scene, in the web server's thread."""
+        if self.inbox.qsize() < MOST_ORDERS:
+            self.inbox.put(Order(what, (np.array(event.ray_origin), np.array(event.ray_direction))))
 
     def enter(self, name: str) -> None:
         """Another world: its scene, its references, an episode at its start."""
@@ -147,6 +159,8 @@ class Lab:
                 self.fill_gallery()
             case "record":
                 self.record()
+            case "on the object" | "beside it" | "mask":
+                self.mask_order(order.what, value)
             case "world":
                 if value != self.world.pair.name:
                     self.panel.say(f"preparing the world {value} and its references ...")
@@ -165,6 +179,24 @@ class Lab:
                 start = None if share == self.usual_start else share
                 scene = replace(scene, u=(number("u x"), number("u y")), start=start)
             e.begin(scene, e.now.guide)
+
+    def mask_order(self, what: str, value: Any) -> None:
+        """A click on the live picture of an episode that has not begun, or what to do with all of them."""
+        e = self.episode
+        if e.now.step:
+            raise UserError("a mask is clicked before the first step: reset, then click")
+        if value == "clear" or self.clicked_scene is not e.scene:
+            self.clicks, self.clicked_scene = Clicks(), e.scene
+        frame = e.see()[0].frame
+        if what != "mask":
+            self.clicks.add(what, value, frame)
+            self.panel.say("look at the mask; more clicks mend it, then press use")
+        elif value == "use":
+            one = {e.now.guide.demonstration.task: e.now.guide.demonstration}
+            carrying = PolicyController(self.policy, one, replace(self.shown, masks="carried"), lanes=1)
+            e.carry(self.names[0], carrying, self.clicks.usable(frame))
+            self.panel.say(f"{self.names[0]} carries the clicked mask in this episode")
+        self.panel.masked.image = self.clicks.picture(frame)
 
     def push(self, how: str) -> None:
         """The object's joint by hand: back to where it started, or some way towards one of the goals."""

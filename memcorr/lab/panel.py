@@ -129,6 +129,10 @@ class Panel:
                 self._group("base", tuple(WAYS))
             self._group("hand", (*WAYS, *UP))
 
+        with gui.add_folder("mask by clicking", expand_by_default=False):
+            self.masked = gui.add_image(np.zeros((PICTURE[1], PICTURE[1], 3), np.uint8), label="live, from clicks")
+            self._group("mask", ("use", "clear"))
+
     def _group(self, label: str, options: Sequence[str]) -> None:
         self._options[label] = tuple(options)
         self.gui.add_button_group(label, options).on_click(self._tell(label))

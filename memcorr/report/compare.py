@@ -28,7 +28,7 @@ ALL = "all"
 FEWEST = 5  # configurations; resampling fewer tells nothing
 POWER = 0.8  # how often as many rollouts as are named would tell
 CHOSEN = (
-    *("experiment", "stage", "reference", "matcher", "lifting", "pairing", "swap", "masks", "camera"),
+    *("experiment", "stage", "reference", "matcher", "lifting", "pairing", "swap", "masks", "camera", "recording"),
     *("phase_from", "phase_offset", "phase_speed"),
 )
 
