@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from ..correspondence.matcher import Matcher, load_matcher
 from ..correspondence.matches import Matches
+from ..demos.remarks import remarks
 from ..demos.store import Demonstration
 from ..errors import UserError
 from ..following.course import Progress
 from ..following.doubts import PATIENCE, doubt
 from ..following.reference import Reference
-from ..following.remarks import remarks
 from ..following.step import Following, Look, MatcherSource, Observation, Relation
 from ..frames import Frame, check_frame
 from ..spec import SPEC, Array

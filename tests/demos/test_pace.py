@@ -11,9 +11,9 @@ import pytest
 from memcorr.demos.collect import record
 from memcorr.demos.manner import Manner
 from memcorr.demos.pace import USUAL_PACE, durations, is_cut, paced, pauses, speeds
+from memcorr.demos.remarks import remarks
 from memcorr.demos.store import Demonstration, Store, demonstration_path, read_demonstration
 from memcorr.errors import UserError
-from memcorr.following.remarks import remarks
 from memcorr.spec import SPEC
 from memcorr.worlds.scenes import demonstration_scenes
 from tests.costs import kept

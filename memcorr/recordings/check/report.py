@@ -11,6 +11,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ...demos.contact_sheet import Row, Tile, masked, shaded, write_sheet
+from ...demos.remarks import remarks
 from ...demos.store import ALWAYS, JOINT, Demonstration, Store, opened
 from ...errors import UserError
 from ...frames import Frame
@@ -156,16 +157,34 @@ def describe(store: Store, present: Sequence[Demonstration]) -> str:
 
 
 def notes(store: Store, present: Sequence[Demonstration]) -> list[str]:
-    """Whether pairs are pairs: the counterfactual objective compares tasks from one start."""
+    """Whether pairs are pairs (the counterfactual objective compares tasks from one start); what is hard to follow."""
     pairs: dict[int, list[Demonstration]] = {}
     for demonstration in present:
         pairs.setdefault(demonstration.pair, []).append(demonstration)
     whole = [both for both in pairs.values() if len(both) == 2]
+    if len(store.tasks) < 2:
+        return hard_to_follow(present)
     if len(whole) < len(pairs):
         alone = len(pairs) - len(whole)
-        return [f"{alone} of {len(pairs)} pairs lack one of two tasks: paired training has nothing to compare there"]
+        words = f"{alone} of {len(pairs)} pairs lack one of two tasks: paired training has nothing to compare there"
+        return [words, *hard_to_follow(present)]
     apart = np.array([np.linalg.norm(a.gripper[0] - b.gripper[0]) for a, b in whole])
     text = f"{len(whole)} pair{'s' * (len(whole) > 1)}; their grippers start at most {1000 * apart.max():.1f} mm apart"
     return [
-        text + (f" ({(apart > TOGETHER).sum()} more than {1000 * TOGETHER:.0f} mm)" if apart.max() > TOGETHER else "")
+        text + (f" ({(apart > TOGETHER).sum()} more than {1000 * TOGETHER:.0f} mm)" if apart.max() > TOGETHER else ""),
+        *hard_to_follow(present),
+    ]
+
+
+def hard_to_follow(present: Sequence[Demonstration]) -> list[str]:
+    """Each kind of remark once, with how many recordings it is about and the first of them."""
+    kinds: dict[str, list[tuple[str, str]]] = {}
+    for d in present:
+        if not check_layout(d):
+            for remark in remarks(d):
+                kind, _, words = remark.partition(": ")
+                kinds.setdefault(kind, []).append((d.name, words))
+    return [
+        f"hard to follow, {kind}: {len(about)} of {len(present)} recordings; {about[0][0]}: {about[0][1]}"
+        for kind, about in kinds.items()
     ]

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..demos.pace import USUAL_PACE, Pace, durations, is_cut, speeds
-from ..demos.store import Demonstration
 from ..frames import Frame
 from ..spec import SPEC
+from .pace import USUAL_PACE, Pace, durations, is_cut, speeds
+from .store import Demonstration
 
 SMALL = 0.004  # of the image: an object that fills less is matched badly
 TURNS_DEG = (25.0, 40.0, 65.0, 90.0, 115.0, 140.0)  # after which a round object looks the same
