@@ -27,6 +27,7 @@ import pytest
 
 from memcorr.cli import main
 from memcorr.demos.collect import collect
+from memcorr.demos.manner import PLAINLY, Manner
 from memcorr.demos.store import Store, demonstration_path, read_demonstration, write_demonstration
 from memcorr.errors import UserError
 from memcorr.frames import Camera, Frame
@@ -135,7 +136,9 @@ if __name__ == "__main__":
 """
 
 
-def fake_record(root: Path, scene: Scene, task: Task, steps: int = 60, size: int = 32) -> None:
+def fake_record(
+    root: Path, scene: Scene, task: Task, manner: Manner = PLAINLY, steps: int = 60, size: int = 32
+) -> None:
     time.sleep(float(os.environ.get("RECORDING_SECONDS", "0")))
     arrays, wrong = made_up(scene.index, task, steps, size), " ".join(map(str, scene.disturbances))
     write_demonstration(demonstration_path(root, scene.index, task), u=scene.u, disturbances=wrong, **arrays)
@@ -379,7 +382,7 @@ def test_nor_recordings_that_recover_as_plain_ones(faking: None, tmp_path: Path)
     collect(tmp_path, pairs=3, workers=1, disturbed=True)
     before = contents(tmp_path)
     (tmp_path / "collection.json").unlink()
-    with pytest.raises(UserError, match=r"\.h5 was recorded with .*=.* going wrong in it; choose another --out"):
+    with pytest.raises(UserError, match=r"\.h5 was recorded with .*=.* out of the ordinary; choose another --out"):
         collect(tmp_path, pairs=3, seed=DISTURBED_SEED, workers=1)
     assert not (tmp_path / "collection.json").exists()
     collect(tmp_path, pairs=3, workers=1, disturbed=True)
