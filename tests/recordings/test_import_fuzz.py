@@ -102,9 +102,10 @@ def in_image(rng: random.Random, root: Path) -> None:
     kind = rng.choice(["PNG", "TIFF", "JPEG", "GIF", "EPS", "BMP"])
     try:
         Image.new(mode, size).save(content, kind)
-        cell = {"bytes": content.getvalue(), "path": None}
+        cell: dict[str, Any] | None = {"bytes": content.getvalue(), "path": None}
     except (OSError, KeyError, ValueError):
-        cell = rng.choice([{"bytes": b"", "path": None}, {"bytes": None, "path": "../x.png"}, None])
+        broken: list[dict[str, Any] | None] = [{"bytes": b"", "path": None}, {"bytes": None, "path": "../x.png"}, None]
+        cell = rng.choice(broken)
     cells[rng.randrange(len(cells))] = cell
     table = table.set_column(table.column_names.index(name), name, pa.array(cells, table[name].type))
     pq.write_table(table, path)
@@ -157,7 +158,7 @@ def write_wrong_bag(rng: random.Random, path: Path) -> int:
             if topic == "/command":
                 sent.append(1e-9 * log_time)
 
-    Writer.write_message = write  # type: ignore[method-assign]
+    Writer.write_message = write  # type: ignore[assignment, method-assign]
     try:
         write_bags(path)
     finally:
