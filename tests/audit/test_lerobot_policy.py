@@ -67,7 +67,7 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     package = types.ModuleType("memcorr_plugin")
     package.__path__ = [str(PLUGIN)]
     monkeypatch.setitem(sys.modules, "memcorr_plugin", package)
-    found = {}
+    found: dict[str, Any] = {}
     for name in ("configuration_memcorr", "modeling_memcorr"):
         monkeypatch.delitem(sys.modules, f"memcorr_plugin.{name}", raising=False)
         found |= vars(importlib.import_module(f"memcorr_plugin.{name}"))

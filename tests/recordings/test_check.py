@@ -87,7 +87,7 @@ def late(*names: str) -> Change:
 
     def change(seen: list[Frame], action: NDArray) -> tuple[list[Frame], NDArray]:
         old = [{name: getattr(f, name) for name in names} for f in seen]
-        return [replace(f, **o) for f, o in zip(seen[5:], old, strict=False)], action[5:]  # type: ignore[arg-type]
+        return [replace(f, **o) for f, o in zip(seen[5:], old, strict=False)], action[5:]
 
     return change
 

@@ -102,7 +102,7 @@ def in_image(rng: random.Random, root: Path) -> None:
     kind = rng.choice(["PNG", "TIFF", "JPEG", "GIF", "EPS", "BMP"])
     try:
         Image.new(mode, size).save(content, kind)
-        cell = {"bytes": content.getvalue(), "path": None}
+        cell: Any = {"bytes": content.getvalue(), "path": None}
     except (OSError, KeyError, ValueError):
         cell = rng.choice([{"bytes": b"", "path": None}, {"bytes": None, "path": "../x.png"}, None])
     cells[rng.randrange(len(cells))] = cell
@@ -157,7 +157,7 @@ def write_wrong_bag(rng: random.Random, path: Path) -> int:
             if topic == "/command":
                 sent.append(1e-9 * log_time)
 
-    Writer.write_message = write  # type: ignore[method-assign]
+    Writer.write_message = write  # type: ignore[method-assign, assignment]
     try:
         write_bags(path)
     finally:

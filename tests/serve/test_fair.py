@@ -133,7 +133,7 @@ def test_a_good_client_is_served_beside_one_that_swaps_references_without_pause(
                 swaps[0] += 1
 
     def p50(client: Client, seconds: float) -> float:
-        took, began = [], time.monotonic()
+        took, began = list[float](), time.monotonic()
         while time.monotonic() - began < seconds:
             took.append(timed(client, **observation_of(frame), elapsed=8 * (len(took) % 8)))
         return float(np.median(took))
