@@ -484,6 +484,7 @@ ALLOWED = {
     "recordings/film.py": "the same",
     "recordings/lerobot.py": "the same",
     "recordings/mcap.py": "the same",
+    "recordings/sidecars.py": "an image whose kind and size are checked before it is decoded",
 }
 
 

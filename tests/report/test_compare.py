@@ -12,11 +12,15 @@ import pytest
 
 from memcorr.cli import main
 from memcorr.errors import UserError
+from memcorr.evaluation.episodes import find_episodes
 from memcorr.report.compare import compare, lacking
+from memcorr.report.lookup import Lookup
 from memcorr.report.statistics import bootstrap_interval, difference
+from memcorr.report.tables import all_tables
 
 RESULTS = Path(__file__).parents[2] / "results"
-LITERAL = ("reference=correct", "matcher=embedded", "lifting=paper")
+PLAIN = ("stage=final", "matcher=embedded", "lifting=paper", "pairing=kept", "phase_offset=0", "phase_speed=1.0")
+LITERAL = ("reference=correct", *PLAIN)
 PAIRS = {
     "memcorr-literal − Visual Transformer, boundary extrapolation": ("visual-transformer-42", "boundary", LITERAL, ()),
     "memcorr-literal − Visual Transformer, combined shift": ("visual-transformer-42", "combined", LITERAL, ()),
@@ -25,7 +29,7 @@ PAIRS = {
         "memcorr-literal-42",
         "boundary",
         LITERAL,
-        ("reference=opposite",),
+        ("reference=opposite", *PLAIN),
     ),
 }
 
@@ -33,7 +37,10 @@ PAIRS = {
 @pytest.mark.parametrize("label", PAIRS)
 def test_committed_runs_differ_as_in_the_report(label: str) -> None:
     other, condition, of_a, of_b = PAIRS[label]
-    (line,) = (line for line in (RESULTS / "REPORT.md").read_text().splitlines() if line.startswith(f"| {label} |"))
+    places = list(dict.fromkeys((RESULTS / "memcorr-literal-42", RESULTS / other)))
+    tables, _ = all_tables(Lookup(find_episodes(places)))
+    lines = "\n".join(table.markdown() for table in tables).splitlines()
+    (line,) = (line for line in lines if line.startswith(f"| {label} |"))
     points, low, high = map(float, re.findall(r"([+-]?\d+\.\d+)", line.split("|")[3]))
     n = int(line.split("|")[5])
     (found,) = compare(RESULTS / "memcorr-literal-42", RESULTS / other, [f"condition={condition}"], of_a, of_b)
@@ -115,7 +122,7 @@ def test_as_many_more_rollouts_as_it_says_do_tell() -> None:
 
 
 def test_more_than_one_kind_of_rollouts_is_asked_about() -> None:
-    with pytest.raises(UserError, match=r"--of-b: reference=correct\|opposite, matcher="):
+    with pytest.raises(UserError, match=r"--of-b: .*reference=correct\|empty\|opposite, matcher="):
         compare(RESULTS / "servo", RESULTS / "memcorr-literal-42")
     with pytest.raises(UserError, match="no rollout of the same scene"):
         compare(RESULTS / "servo", RESULTS / "replay", of_a=["task=open"], of_b=["task=close"])
