@@ -23,9 +23,13 @@ from memcorr.demos.store import (
 from memcorr.errors import UserError
 from memcorr.files import write_json
 from memcorr.frames import Camera, Frame
+from memcorr.recordings.check.evidence import repeated
+from memcorr.recordings.check.motion import check_time, in_view
 from memcorr.recordings.check.report import check, examine
 from memcorr.recordings.check.residuals import UNTESTABLE, measure
 from tests.test_runs import taken
+
+REFERENCES = Path(__file__).parents[2] / "results/references/metaworld"
 
 Change = Callable[[list[Frame], NDArray], tuple[list[Frame], NDArray]]
 OPENGL = np.diag([1.0, -1.0, -1.0, 1.0])
@@ -343,3 +347,10 @@ def test_a_store_without_a_joint_says_so_when_it_is_needed(
     np.testing.assert_array_equal(bare.time, np.arange(17.0))
     with pytest.raises(UserError, match="has no door_joint"):
         _ = bare.joint
+
+
+def test_a_hand_that_no_camera_sees_changes_no_picture() -> None:
+    """In this recording of a stock task it comes into view after some steps: nothing is wrong with its pictures."""
+    d = read_demonstration(demonstration_path(REFERENCES / "faucet-close", 0, "faucet-close"))
+    assert repeated(d, "rgb")[:20].any() and not in_view(d)[:5].any() and in_view(d).any()
+    assert check_time(d) == []

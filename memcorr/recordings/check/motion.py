@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import permutations, product
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...demos.store import Demonstration
 from ...spec import Array
@@ -47,7 +48,8 @@ def check_time(demonstration: Demonstration) -> list[Finding]:
         return [
             finding(d, "gripper", "gap", wrong, "rows are missing there: split the recording, or record without gaps")
         ]
-    moved = steps > MOVED
+    seen = in_view(d)
+    moved = (steps > MOVED) & seen[1:] & seen[:-1]  # a hand that no camera sees changes no picture
     for name in ("rgb", "depth"):
         again = repeated(d, name) & moved
         if again.sum() > max(2, 0.02 * len(d)):
@@ -56,6 +58,14 @@ def check_time(demonstration: Demonstration) -> list[Finding]:
             right = "give one new frame per row: is the camera slower than the robot, or did it stop?"
             return [finding(d, name, "repeated", wrong, right)]
     return []
+
+
+def in_view(d: Demonstration) -> NDArray[np.bool_]:
+    """(T,) whether the gripper projects into the image."""
+    height, width = d.frame(0).mask.shape
+    uv, z = zip(*(d.camera(t).project(p) for t, p in enumerate(d.gripper)), strict=True)
+    u, v = np.stack(uv).T
+    return np.asarray((np.stack(z) > 0) & (u >= 0) & (u < width) & (v >= 0) & (v < height))
 
 
 def lagged(action: Array, motion: Array, lag: int) -> tuple[Array, Array]:
