@@ -32,6 +32,7 @@ WORLD_TASKS: dict[str, tuple[Task, Task]] = {
     "coffee": ("push", "pull"),
 }
 TASKS = WORLD_TASKS[DOOR]
+STOCK_STEPS = 500  # of an episode there, Meta-World's own horizon
 STOCK = "metaworld/"  # any of Meta-World's own tasks is a world, too: metaworld/button-press
 # One policy for many objects learns from these; it never sees the others, and nothing is chosen on them. The lock is
 # looked at once, at the very end.
@@ -161,3 +162,8 @@ PUBLISHED_CACHE_MM = {"median_mm": 3.72, "mean_mm": 7.95, "p95_mm": 20.03, "p99_
 PUBLISHED_CACHE_POINTS = 149_063
 PUBLISHED_RESIDUAL_MM = 20.034  # the 95th percentile, exactly: residuals up to here are resampled in stage two
 PUBLISHED_ONLINE_MM: dict[str, float] = {"boundary": 11.78, "combined": 43.66}
+
+
+def steps_of(world: str) -> int:
+    """Of an episode: the paper's 200, in a task of Meta-World its 500."""
+    return STOCK_STEPS if stock_task(world) else SPEC.episode_steps

@@ -20,7 +20,7 @@ from ..evaluation.rollout import Answer, Controller, Decision, Job, Memory
 from ..following.masks import Mask, Tracked
 from ..frames import Frame
 from ..show.story import Supplied
-from ..spec import SPEC, Array
+from ..spec import SPEC, Array, steps_of
 from ..worlds.scenes import Scene
 from ..worlds.world import World
 
@@ -84,7 +84,7 @@ class Instant:
     @property
     def over(self) -> bool:
         """Nothing more to see, as evaluation judges it: done, broken or out of time in every lane."""
-        if self.elapsed >= SPEC.episode_steps:
+        if self.elapsed >= steps_of(self.guide.demonstration.world):
             return True
         return all(lane.broken or lane.first_success is not None for lane in self.lanes)
 

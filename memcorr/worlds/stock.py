@@ -20,14 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UserError
-from ..spec import STOCK, Array, Task, stock_task
+from ..spec import STOCK, STOCK_STEPS, Array, Task, stock_task
 from .disturbances import SENSORS, drawn
 from .gl import mujoco
 from .render import Renderer
 from .scenes import Scene
 from .world import CAMERA_NAME, DIVERGED, View, World, build_model
 
-STEPS = 500  # Meta-World's own horizon
 ALONG = "-along"
 MOVED_M, TURNED_RAD = 0.005, 0.05  # a body that moved by so much in the scripted policy's hands is part of the object
 ROBOT, TABLE = "base", ("world", "tablelink", "RetainingWall", "mocap")
@@ -89,7 +88,7 @@ class Snapshot:
 class StockWorld(World):
     """A task of Meta-World behind the interface of a `World`."""
 
-    steps = STEPS
+    steps = STOCK_STEPS
     free = True  # nothing is known of joints
 
     def __init__(self, name: str, view: View | None = None) -> None:
@@ -209,7 +208,7 @@ class StockWorld(World):
         mujoco.mj_forward(self.model, self.data)
         places, turns = self.data.xpos[loose].copy(), self.data.xquat[loose].copy()
         began: dict[int, int] = {}
-        for t in range(STEPS):
+        for t in range(STOCK_STEPS):
             self.step(self.expert())
             shift = np.linalg.norm(self.data.xpos[loose] - places, axis=1)
             angle = 2 * np.arccos(np.clip(np.abs((self.data.xquat[loose] * turns).sum(axis=1)), 0, 1))
@@ -281,7 +280,7 @@ class StockWorld(World):
     def _expert_succeeds(self) -> bool:
         """Tries it, and puts everything back."""
         start = self.snapshot()
-        for _ in range(STEPS):
+        for _ in range(STOCK_STEPS):
             self.step(self.expert())
             if self._success:
                 break

@@ -179,3 +179,24 @@ def test_two_labs_do_not_record_into_one_folder_at_once(store: Store, world: Wor
     """They would take the same number, and clear away each other's half."""
     with taken(tmp_path), pytest.raises(UserError, match="another memcorr"):
         record(Episode(world, SCENE, still(store)), tmp_path, lambda share: None)
+
+
+@pytest.mark.long
+def test_a_task_of_metaworld_is_an_episode_like_any_other() -> None:
+    """Two lanes with states of their own; another placement is another scene; the servo presses the button."""
+    name = "metaworld/button-press"
+    store = Store.open(Path(__file__).parents[2] / "results/references/metaworld/button-press")
+    world, one = shared_world(name), {"button-press": store.demonstration(0, "button-press")}
+    servo = PolicyController(load_policy("servo"), one, usual("servo"), lanes=1)
+    guide = Guide(one["button-press"], {"servo": servo, "still": ZerosController()})
+    scene = evaluation_scenes("validation", world=name)[0]
+    episode = Episode(world, scene, guide)
+    assert episode.where == "placement 0"
+    while episode.now.lanes[0].first_success is None and episode.now.step < 300:
+        episode.advance()
+    done, still = episode.now.lanes
+    assert done.success and still.first_success is None
+    moved = [sight.progress for sight in episode.see()]
+    assert moved[0] > 0.02 and moved[1] < 0.005
+    episode.begin(replace(scene, index=3), guide)
+    assert episode.where == "placement 3" and episode.now.step == 0
