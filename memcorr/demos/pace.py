@@ -2,6 +2,8 @@
 
 A follower lags behind commands near its limit, and a phase that is found by what is seen stands still where nothing
 moves. So a reference is retimed once, when it is taken up. `Demonstration.recorded` maps each frame to the file's.
+Only displacements can be made longer or shorter: actions that are not four numbers (three of the hand, the gripper's)
+are left as they are.
 """
 
 from __future__ import annotations
@@ -35,19 +37,24 @@ USUAL_PACE = Pace()
 
 
 def speeds(d: Demonstration) -> Array:
-    """(T,) how far the hand was sent in each step, in units of action; how far it went, where that is not known."""
-    if d.action.shape[1] < 3:
+    """(T,) how far the hand was sent in each step, in units of action; centimetres that it went, where that is not
+    known."""
+    if not displaces(d):
         return np.asarray(np.linalg.norm(100 * np.diff(d.gripper, axis=0, append=d.gripper[-1:]), axis=1))
     return np.asarray(np.linalg.norm(d.action[:, :3], axis=1))
+
+
+def displaces(d: Demonstration) -> bool:
+    """Whether its actions are displacements of the hand, and the gripper's command."""
+    return d.action.shape[1] == SPEC.action_dim
 
 
 def pauses(d: Demonstration, pace: Pace = USUAL_PACE) -> NDArray[np.bool_]:
     """(T,) whether nothing happens in a step: the hand stands, and the gripper does not work."""
     made = np.linalg.norm(np.diff(d.gripper, axis=0, append=d.gripper[-1:]), axis=1)
     still = (speeds(d) < pace.idle) & (made < pace.idle_m)
-    if d.action.shape[1] > 3:
-        changes = np.abs(np.diff(d.action[:, 3:], axis=0, prepend=d.action[:1, 3:])).max(axis=1) > 1e-6
-        still &= ~changes
+    if displaces(d):
+        still &= np.diff(d.action[:, 3], prepend=d.action[0, 3]) == 0
     if d.robot_state.shape[1] == SPEC.state_dim:
         opening = np.linalg.norm(d.robot_state[:, 3:6] - d.robot_state[:, 6:9], axis=1)
         still &= np.abs(np.diff(opening, append=opening[-1:])) < pace.fingers_m
@@ -56,6 +63,8 @@ def pauses(d: Demonstration, pace: Pace = USUAL_PACE) -> NDArray[np.bool_]:
 
 def durations(d: Demonstration, pace: Pace = USUAL_PACE) -> Array:
     """(T,) new steps that each recorded step takes: more than one where it is fast, none within a pause."""
+    if not displaces(d):
+        return np.ones(len(d))
     wanted = np.maximum(speeds(d) / pace.fastest, 1.0)
     wanted[wanted <= pace.tolerated] = 1.0
     still = pauses(d, pace)
@@ -75,18 +84,17 @@ def is_cut(d: Demonstration, pace: Pace = USUAL_PACE) -> bool:
 def paced(d: Demonstration, pace: Pace = USUAL_PACE) -> Demonstration:
     """The recording as it is followed; itself where nothing is to be changed."""
     taken, cut = durations(d, pace), is_cut(d, pace)
-    if (taken == 1.0).all() and not cut:
+    if not displaces(d) or ((taken == 1.0).all() and not cut):
         return d
     ends = np.cumsum(taken)
     at = np.interp(np.arange(math.ceil(ends[-1])), np.concatenate([[0.0], ends]), np.arange(len(d) + 1.0))
     at = np.minimum(at, len(d) - 1.0)
     action = d.action[at.astype(np.int64)].copy()
-    if action.shape[1] >= 3:
-        sent = np.where(taken[:, None] > 0, d.action[:, :3], 0.0)
-        travelled = np.concatenate([np.zeros((1, 3)), np.cumsum(sent, axis=0)])
-        where = np.append(at, len(d))
-        path = np.stack([np.interp(where, np.arange(len(d) + 1.0), column) for column in travelled.T], axis=1)
-        action[:, :3] = np.diff(path, axis=0)
+    sent = np.where(taken[:, None] > 0, d.action[:, :3], 0.0)
+    travelled = np.concatenate([np.zeros((1, 3)), np.cumsum(sent, axis=0)])
+    where = np.append(at, len(d))
+    path = np.stack([np.interp(where, np.arange(len(d) + 1.0), column) for column in travelled.T], axis=1)
+    action[:, :3] = np.diff(path, axis=0)
     if cut:  # the last chunk needs frames to plan from
         at = np.append(at, np.full(SPEC.chunk, len(d) - 1.0))
         tail = np.repeat(action[-1:], SPEC.chunk, axis=0)

@@ -56,6 +56,12 @@ def test_a_fast_recording_is_slowed_and_leads_to_the_same_place(store: Store) ->
     assert paced(slow) is slow
 
 
+def test_actions_that_are_no_displacements_are_left_as_they_are(store: Store) -> None:
+    d = store.demonstration(0, "close")
+    joints = dataclasses.replace(d, action=np.full((len(d), 7), 2.0))
+    assert paced(joints) is joints and not any("fast" in remark for remark in remarks(joints))
+
+
 def test_a_pause_is_cut_but_not_where_the_gripper_closes() -> None:
     d = recorded(Manner(pause=160))
     assert "pauses" in remarks(d)[0]
