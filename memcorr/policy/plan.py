@@ -19,7 +19,7 @@ from ..demos.remarks import remarks
 from ..demos.store import Demonstration
 from ..errors import UserError
 from ..following.course import Progress
-from ..following.doubts import PATIENCE, doubt
+from ..following.doubts import PATIENCE, another_object, doubt
 from ..following.reference import Reference
 from ..following.step import Following, Look, MatcherSource, Observation, Relation
 from ..frames import Frame, check_frame
@@ -152,8 +152,11 @@ class Guard:
 
     def passed(self, plan: Plan, elapsed: int, design: Design) -> tuple[Plan, Guard]:
         """The plan with its `reason`, and without a jump from the action that was executed last."""
+        first = self.actions is None  # look at this reference
+        if first and plan.valid_points and not plan.doubt:
+            plan = replace(plan, doubt=another_object(plan.confidence))
         doubts = self.doubts + 1 if plan.doubt else 0
-        now = not elapsed or doubts >= PATIENCE or plan.unmatched
+        now = first or doubts >= PATIENCE or plan.unmatched
         actions = plan.actions
         if self.actions is not None and elapsed > self.elapsed and design.action_cm:
             last = self.actions[min(elapsed - self.elapsed, SPEC.chunk) - 1]

@@ -88,7 +88,6 @@ class Snapshot:
 class StockWorld(World):
     """A task of Meta-World behind the interface of a `World`."""
 
-    steps = STOCK_STEPS
     free = True  # nothing is known of joints
 
     def __init__(self, name: str, view: View | None = None) -> None:

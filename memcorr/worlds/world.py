@@ -26,7 +26,7 @@ from scipy.spatial.transform import Rotation
 
 from ..errors import UserError
 from ..frames import Camera, Frame, look_at
-from ..spec import DOOR, SPEC, Array, Task, stock_task
+from ..spec import DOOR, SPEC, Array, Task, steps_of, stock_task
 from .gl import mujoco
 from .pairs import Pair, find_pair
 from .render import Renderer
@@ -114,8 +114,6 @@ def build_model(scene: str, furnish: Callable[[mujoco.MjSpec], None] | None = No
 
 class World:
     """One simulated scene. Rendering starts lazily: one GL context per process."""
-
-    steps = SPEC.episode_steps  # of an episode
 
     def __init__(self, pair: Pair | str = DOOR, view: View | None = None) -> None:
         self.pair = pair = find_pair(pair) if isinstance(pair, str) else pair
@@ -229,6 +227,11 @@ class World:
         self.model.cam_pos[self._camera] = T[:3, 3]
         mujoco.mju_mat2Quat(self.model.cam_quat[self._camera], R_mujoco.flatten())
         mujoco.mj_camlight(self.model, self.data)
+
+    @property
+    def steps(self) -> int:
+        """Of an episode."""
+        return steps_of(self.pair.name)
 
     @staticmethod
     def checked(action: NDArray[np.floating]) -> Array:
