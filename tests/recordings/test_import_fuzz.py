@@ -229,7 +229,8 @@ def many(seed: int, count: int, here: Path) -> None:
             rng.random()
         signal.alarm(0)
     # What getrusage says is not of this program alone: it begins with the memory of the process that started it.
-    peak = next(int(line.split()[1]) for line in Path("/proc/self/status").open() if line.startswith("VmHWM")) / 1024
+    status = Path("/proc/self/status").read_text().splitlines()
+    peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
     print(json.dumps({**dict(sorted(tally.items())), "peak MB": round(peak)}))
 
 
