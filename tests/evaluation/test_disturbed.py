@@ -70,6 +70,7 @@ def test_disturbed_rollouts_do_not_depend_on_their_company(world: World) -> None
     assert results[0] == results[1] and len({o.final_joint for o in results[0]}) > 1
 
 
+@pytest.mark.long
 def test_another_world_from_recording_to_rows(checkpoints: dict[str, str], tmp_path: Path) -> None:
     """A drawer: recorded, followed by a policy, judged by its own flags; never mixed up with the door."""
     drawer = tmp_path / "drawer"
