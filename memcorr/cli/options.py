@@ -146,8 +146,8 @@ class Disturbed:
     disturb: tuple[str, ...] = ()
     """KIND or KIND=SIZE: start (0.2), set-back, bump (0.05 m), shift (0.03 m), action-noise (0.3), delay (3 steps),
     depth-noise (1), depth-holes (0.1), mask-erode (1 px), mask-dilate (2 px), mask-late (3 steps), extrinsics (1: 1
-    degree and 5 mm), azimuth (20 degrees), elevation (10 degrees). The condition "disturbed" takes them one after the
-    other."""
+    degree and 5 mm), azimuth (20 degrees), orbit (the same, about the object), elevation (10 degrees). The condition
+    "disturbed" takes them one after the other, but for orbit."""
 
 
 @dataclass(frozen=True)

@@ -270,6 +270,8 @@ def worth_drawing(lookup: Lookup, name: str) -> bool:
         return any(lookup.of(line.cells[0].setting) for line in paper.OBJECTIVE)
     if name == "phase":
         return any(lookup.phases(policy, what) for policy in (paper.MAIN, paper.OURS) for what in PHASES)
+    if name == "viewpoints":
+        return any(e.disturbance.startswith("orbit=") for e in lookup.episodes)
     return True
 
 

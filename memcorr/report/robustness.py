@@ -44,10 +44,15 @@ KINDS_IN_CURVES = {
     "mask-dilate": "mask too large, pixels all around",
     "mask-late": "mask too old, steps",
 }
+VIEWPOINT = "azimuth"
+PIVOTS = {VIEWPOINT: "about the point that it looks at", "orbit": "about the door"}
+VIEWED = ("memcorr-literal", "memcorr", "visual-transformer", "replay")
 MARKS = {
     "replay-truth": ("#b0575a", "s"),
     "replay": ("#d9822b", "D"),
     "memcorr": ("#1f6fb4", "o"),
+    "memcorr-literal": ("#8fbbe0", "o"),
+    "visual-transformer": ("#7a9a3a", "s"),
     MANY: ("#2a9d5c", "^"),
 }
 
@@ -194,36 +199,52 @@ def curves(lookup: Lookup) -> Figure:
     """Success against the size of a sensor fault, door; policies and replay in one panel."""
     who = Contenders(lookup)
     figure, panels = plt.subplots(2, len(KINDS_IN_CURVES) // 2, figsize=(13, 6.4), sharey=True, layout="constrained")
-    axes = panels.ravel()
-    for axis, (kind, label) in zip(axes, KINDS_IN_CURVES.items(), strict=True):
-        sizes = sorted({magnitude(e.disturbance)[1] for e in who.rows if e.disturbance.startswith(f"{kind}=")})
-        for number, name in enumerate(name for name in who.names if name not in ("expert", "zeros")):
-            points = [(size, share(_at(who, name, kind, size))) for size in (0.0, *sizes)]
-            drawn = [(size, s) for size, s in points if s is not None]
-            if len(drawn) < 3:
-                continue
-            aside = 0.012 * sizes[-1] * (number - 1)  # equal curves stay visible beside each other
-            error = np.maximum([[s.percent - s.low for _, s in drawn], [s.high - s.percent for _, s in drawn]], 0)
-            colour, marker = MARKS.get(name, ("0.4", "v"))
-            axis.errorbar(
-                [size + aside for size, _ in drawn],
-                [s.percent for _, s in drawn],
-                yerr=error,
-                fmt=f"{marker}-",
-                ms=5,
-                mfc="white",
-                capsize=3,
-                color=colour,
-                label=_name(name),
-            )
+    for axis, (kind, label) in zip(panels.ravel(), KINDS_IN_CURVES.items(), strict=True):
+        _draw(axis, who, [n for n in who.names if n not in ("expert", "zeros")], kind)
         axis.set(xlabel=label, ylim=(-3, 104))
-    for axis in panels[:, 0]:
+    return _finished(figure, panels[:, 0], panels.ravel())
+
+
+def viewpoints(lookup: Lookup) -> Figure:
+    """Success against how far the camera is turned, about either point, door."""
+    who = Contenders(lookup)
+    figure, panels = plt.subplots(1, len(PIVOTS), figsize=(8.5, 3.8), sharey=True, layout="constrained")
+    for axis, (kind, label), letter in zip(panels, PIVOTS.items(), "ab", strict=True):
+        _draw(axis, who, [n for n in VIEWED if n in who.names], kind, zero=f"{VIEWPOINT}=0")
+        axis.set(xlabel="camera turned, degrees", ylim=(-3, 104), title=f"({letter}) {label}")
+    return _finished(figure, panels[:1], panels)
+
+
+def _draw(axis: plt.Axes, who: Contenders, names: Sequence[str], kind: str, zero: str = "") -> None:
+    """A line for everybody who was measured at two sizes of a fault or more; `zero` is the disturbance of size 0."""
+    sizes = sorted({magnitude(e.disturbance)[1] for e in who.rows if e.disturbance.startswith(f"{kind}=")} - {0.0})
+    at = {0.0: zero} | {size: f"{kind}={size:g}" for size in sizes}
+    for number, name in enumerate(names):
+        points = [(size, share(who.of(name, DOOR, "disturbed", text, None))) for size, text in at.items()]
+        drawn = [(size, s) for size, s in points if s is not None]
+        if len(drawn) < 3:
+            continue
+        aside = 0.012 * sizes[-1] * (number - 1)  # equal curves stay visible beside each other
+        error = np.maximum([[s.percent - s.low for _, s in drawn], [s.high - s.percent for _, s in drawn]], 0)
+        colour, marker = MARKS.get(name, ("0.4", "v"))
+        axis.errorbar(
+            [size + aside for size, _ in drawn],
+            [s.percent for _, s in drawn],
+            yerr=error,
+            fmt=f"{marker}-",
+            ms=5,
+            mfc="white",
+            capsize=3,
+            color=colour,
+            label=_name(name),
+        )
+
+
+def _finished(figure: Figure, left: Iterable[plt.Axes], axes: Iterable[plt.Axes]) -> Figure:
+    """With one legend for all panels."""
+    for axis in left:
         axis.set_ylabel("success, % (door, training positions)")
     handles, labels = max((axis.get_legend_handles_labels() for axis in axes), key=lambda found: len(found[0]))
     if handles:
         figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=8.5)
     return figure
-
-
-def _at(who: Contenders, name: str, kind: str, size: float) -> Sequence[Episode]:
-    return who.of(name, DOOR, "disturbed", f"{kind}={size:g}" if size else "", None)

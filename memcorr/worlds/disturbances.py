@@ -43,9 +43,12 @@ KINDS: dict[str, Kind] = {
     "mask-late": Kind(3, 8, "the mask is so many steps old", whole=True),
     "extrinsics": Kind(1.0, 10.0, "the camera is believed to be elsewhere: by 1 degree and 5 mm, times this"),
     "azimuth": Kind(20.0, 90.0, "the camera is turned by so many degrees, to either side"),
+    "orbit": Kind(20.0, 90.0, "the same, but about the object's base instead of the point that the camera looks at"),
     "elevation": Kind(10.0, 45.0, "the camera is raised or lowered by so many degrees"),
 }
-SENSORS = ("depth-noise", "depth-holes", "mask-erode", "mask-dilate", "mask-late", "extrinsics", "azimuth", "elevation")
+FAULTS = ("depth-noise", "depth-holes", "mask-erode", "mask-dilate", "mask-late", "extrinsics")
+VIEWPOINTS = ("azimuth", "orbit", "elevation")
+SENSORS = (*FAULTS, *VIEWPOINTS)
 EARLIEST, LATEST = 15, 60  # steps between which the hand is pushed or the base moved
 CAMERA_ERROR_DEG, CAMERA_ERROR_M = 1.0, 0.005
 

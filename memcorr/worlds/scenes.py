@@ -17,7 +17,7 @@ from scipy.stats import qmc
 
 from ..errors import UserError
 from ..spec import DOOR, SPEC, TEST_SETS, TestSet, stock_task
-from .disturbances import Disturbance, drawn
+from .disturbances import VIEWPOINTS, Disturbance, drawn
 
 SCENE_COUNTS: dict[TestSet, int] = {
     "validation": SPEC.pairs - SPEC.train_pairs,
@@ -39,6 +39,7 @@ class Scene:
     u: tuple[float, float]  # normalised position, [0, 1]^2; 0, 0 where Meta-World draws its own
     camera_azimuth_deg: float = 0.0  # query camera, about the vertical axis
     camera_elevation_deg: float = 0.0
+    camera_orbit_deg: float = 0.0  # about the vertical axis through the object's base
     world: str = DOOR
     start: float | None = None  # share of the neutral range at which the joint starts instead; None: as always
     disturbances: tuple[Disturbance, ...] = ()  # what happens in it, and to what is seen of it
@@ -60,14 +61,14 @@ SUITE = (
 
 def disturb(scene: Scene, *disturbances: Disturbance) -> Scene:
     """The same scene with this going wrong in it, and nothing that went wrong in it before."""
-    changes: dict[str, Any] = {"start": None, "camera_elevation_deg": 0.0}
+    changes: dict[str, Any] = {"start": None, "camera_elevation_deg": 0.0, "camera_orbit_deg": 0.0}
     if any(d.kind == "azimuth" for d in scene.disturbances):
         changes["camera_azimuth_deg"] = 0.0
     for d in disturbances:
         if d.kind == "start":
             changes["start"] = d.size
-        elif d.kind in ("azimuth", "elevation"):
-            side = 1 if drawn(scene, d.kind).random() < 0.5 else -1
+        elif d.kind in VIEWPOINTS:  # both ways to turn it go to the same side
+            side = 1 if drawn(scene, "azimuth" if d.kind == "orbit" else d.kind).random() < 0.5 else -1
             changes[f"camera_{d.kind}_deg"] = side * d.size
     return replace(scene, disturbances=disturbances, **changes)
 

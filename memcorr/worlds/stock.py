@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ..errors import UserError
 from ..spec import STOCK, STOCK_STEPS, Array, Task, stock_task
-from .disturbances import SENSORS, drawn
+from .disturbances import FAULTS, drawn
 from .gl import mujoco
 from .render import Renderer
 from .scenes import Scene
@@ -30,7 +30,7 @@ from .world import CAMERA_NAME, DIVERGED, View, World, build_model
 ALONG = "-along"
 MOVED_M, TURNED_RAD = 0.005, 0.05  # a body that moved by so much in the scripted policy's hands is part of the object
 ROBOT, TABLE = "base", ("world", "tablelink", "RetainingWall", "mocap")
-DISTURBED = ("bump", "action-noise", "delay", *SENSORS)  # what needs no joint and no base
+DISTURBED = ("bump", "action-noise", "delay", *FAULTS, "azimuth", "elevation")  # what needs no joint and no base
 SAME_M, FOLLOWS_M = 1e-6, 0.02
 DRAWS = 100  # placements that Meta-World may refuse in a row
 

@@ -77,9 +77,9 @@ class View:
         return T
 
 
-def turned_view(view: View, target: Array, azimuth_deg: float, elevation_deg: float) -> Array:
-    """`T_world_cam` after turning it about the vertical axis through `target`, and up."""
-    T, offset = view.T_world_cam, np.array(view.position) - target
+def turned_pose(T_world_cam: Array, target: Array, azimuth_deg: float, elevation_deg: float = 0.0) -> Array:
+    """A camera's pose after turning it about the vertical axis through `target`, and up."""
+    T, offset = T_world_cam.copy(), T_world_cam[:3, 3] - target
     level = np.cross(offset, [0.0, 0.0, 1.0])
     up = Rotation.from_rotvec(np.radians(elevation_deg) * level / max(float(np.linalg.norm(level)), 1e-9))
     R = (Rotation.from_rotvec([0.0, 0.0, np.radians(azimuth_deg)]) * up).as_matrix()
@@ -180,7 +180,7 @@ class World:
         for warning in DIVERGED:
             self.data.warning[warning].number = 0
         mujoco.mj_kinematics(self.model, self.data)
-        self.set_camera(scene.camera_azimuth_deg, scene.camera_elevation_deg)
+        self.set_camera(scene.camera_azimuth_deg, scene.camera_elevation_deg, scene.camera_orbit_deg)
 
     def put(self, place: Array) -> None:
         """The object's base to another place; what stands free on it stays where it is."""
@@ -218,11 +218,14 @@ class World:
         self.data.qpos[self.model.jnt_qposadr[joint]] = q
         self.data.qvel[self.model.jnt_dofadr[joint]] = 0.0
 
-    def set_camera(self, azimuth_deg: float, elevation_deg: float = 0.0) -> None:
+    def set_camera(self, azimuth_deg: float, elevation_deg: float = 0.0, orbit_deg: float = 0.0) -> None:
+        """Turned about the point that it looks at, and up; then about the object's base."""
         if self.view is None:
             T = camera_pose(self.pair, azimuth_deg, elevation_deg)
         else:
-            T = turned_view(self.view, np.array(self.pair.look_at), azimuth_deg, elevation_deg)
+            T = turned_pose(self.view.T_world_cam, np.array(self.pair.look_at), azimuth_deg, elevation_deg)
+        if orbit_deg:
+            T = turned_pose(T, self.place, orbit_deg)
         R_mujoco = T[:3, :3] * np.array([1.0, -1.0, -1.0])  # MuJoCo cameras look along -z, y up
         self.model.cam_pos[self._camera] = T[:3, 3]
         mujoco.mju_mat2Quat(self.model.cam_quat[self._camera], R_mujoco.flatten())

@@ -164,6 +164,19 @@ def test_cameras_are_really_turned_and_raised(world: World) -> None:
     assert np.degrees(np.arccos(rays[0] @ rays[1])) == pytest.approx(10.0)
 
 
+def test_a_camera_on_an_orbit_sees_the_objects_base_where_it_was(world: World) -> None:
+    """The other way to turn it moves that point; both go to the same side."""
+    cameras = {}
+    for size in ("azimuth=0", "azimuth=15", "orbit=15"):
+        world.reset(disturb(evaluation_scenes("disturbed")[0], Disturbance.parse(size)))
+        cameras[size] = world.observe().camera
+    pixels = {size: camera.project(world.place[None])[0][0] for size, camera in cameras.items()}
+    usual, turned, orbiting = pixels.values()
+    assert orbiting == pytest.approx(usual) and np.linalg.norm(turned - usual) > 3
+    headings = [np.arctan2(*camera.T_world_cam[1::-1, 2]) for camera in cameras.values()]
+    assert np.degrees(headings[2] - headings[0]) == pytest.approx(np.degrees(headings[1] - headings[0]))
+
+
 @pytest.mark.parametrize("text", ["nonsense", "bump=x", "bump=-1", "bump=nan", "delay=1.5", "azimuth=1e9"])
 def test_bad_disturbances_are_named(text: str) -> None:
     with pytest.raises(UserError, match="--disturb"):
