@@ -220,7 +220,11 @@ def _draw(axis: plt.Axes, who: Contenders, names: Sequence[str], kind: str, zero
     sizes = sorted({magnitude(e.disturbance)[1] for e in who.rows if e.disturbance.startswith(f"{kind}=")} - {0.0})
     at = {0.0: zero} | {size: f"{kind}={size:g}" for size in sizes}
     for number, name in enumerate(names):
-        points = [(size, share(who.of(name, DOOR, "disturbed", text, None))) for size, text in at.items()]
+        rows = {size: who.of(name, DOOR, "disturbed", text, None) for size, text in at.items()}
+        if zero:  # the same scenes at every size
+            scenes = {(e.scene_seed, e.scene) for e in rows[0.0]}
+            rows = {size: [e for e in here if (e.scene_seed, e.scene) in scenes] for size, here in rows.items()}
+        points = [(size, share(here)) for size, here in rows.items()]
         drawn = [(size, s) for size, s in points if s is not None]
         if len(drawn) < 3:
             continue
