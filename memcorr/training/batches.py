@@ -20,7 +20,7 @@ from ..policy.relations import turned
 from ..spec import SPEC, Array
 from .dataset import Dataset, Rows, Simulated
 from .experiments import Experiment
-from .mixture import Mixture, Resampled, source_counts
+from .mixture import Mixture, Resampled, SensorErrors, source_counts
 
 
 def draw_turns(rng: np.random.Generator, size: int) -> Array:
@@ -93,6 +93,7 @@ class Batches:
             frames = dataset.reference_frame[rows] if frames is None else frames
             sources, factor = self.resampled.draw(rng, size)
             matches = self.resampled.matches(*dataset.poses(rows, frames), sources, factor, rows)
+            matches = self._seen_badly(matches, rows, SensorErrors.draw(rng, size, e.sensor_errors))
         elif frames is not None:
             matches = dataset.retimed(rows, matches, frames)
         turn = draw_turns(rng, size) if e.turned else None
@@ -202,13 +203,18 @@ class Batches:
         if self.resampled is not None:
             sources, factor = self.resampled.draw(rng, len(pair))
             T_ref, T_live = self.dataset.poses(rows, self.dataset.reference_frame[rows])
-            return self.resampled.matches(T_ref, T_live, np.tile(sources, 2), np.tile(factor, 2), rows)
+            matches = self.resampled.matches(T_ref, T_live, np.tile(sources, 2), np.tile(factor, 2), rows)
+            sensors = SensorErrors.draw(rng, len(pair), self.experiment.sensor_errors)
+            return self._seen_badly(matches, rows, sensors.twice())
         if self.mixture is None:
             return self.dataset.own_matches(rows)
         truth, raw, _ = source_counts(len(pair))
         index = self.mixture.first[pair]
         shared = self._mixed(rng, rows[:truth], index[truth : truth + raw], index[truth + raw :])
         return join_matches(shared, shared)
+
+    def _seen_badly(self, matches: Matches, rows: Rows, sensors: SensorErrors) -> Matches:
+        return sensors.on(matches, self.dataset.eye[self.dataset.windows.demonstration[rows]])
 
     def _mixed(self, rng: np.random.Generator, rows: Rows, raw: Rows, corrupted: Rows) -> Matches:
         assert self.mixture is not None

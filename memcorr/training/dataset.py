@@ -96,6 +96,7 @@ class Dataset(ABC):
     object_pose: Array  # (D, T, 4, 4)
     reference: Rows  # (D,) the demonstration each one is conditioned on
     reference_frame: Rows  # (N,) j_k of each row
+    eye: Array  # (D, 3) where the camera is in the first frame
     lengths: Rows  # (D,) frames
     both: Rows  # (P, 2) demonstrations of different tasks from one start
 
@@ -251,6 +252,7 @@ def load_dataset(
         reference=reference,
         reference_frame=np.concatenate(frames),
         images=_load_images(store, pairs) if images else None,
+        eye=np.stack([d.T_world_cam[0, :3, 3] for d in queries]),
         lengths=np.array([len(d) for d in queries]),
         both=np.arange(len(queries)).reshape(-1, count),
     )

@@ -41,6 +41,7 @@ class Experiment(Design):
     turned: bool = False  # rows are turned about the vertical and mirrored at random
     measured: bool = False  # no simulator truth: relations, phases and errors as a matcher saw them
     resampled_errors: Positive = 0.0  # in both stages points and errors of other rows, up to so many times
+    sensor_errors: Share = 0.0  # share of rows whose resampled points also err together, as bad sensors make them
     noises: Few = 1  # noisy chunks per row, whose context is encoded once
     batch: Annotated[int, Meta(ge=4, le=2**16, multiple_of=4)] = SPEC.batch
     updates: tuple[Updates, Updates] = SPEC.updates  # stage one, stage two
@@ -127,13 +128,15 @@ EXPERIMENTS: dict[str, Experiment] = {
         dataclasses.replace(
             _SEEING,
             name="memcorr-many",
-            train_pairs=16,
+            train_pairs=40,
             worlds=TRAINED_WORLDS,
             disturbed=True,
             off_track=0.3,
             references=2,
-            batch=56,
-            updates=(3_000, 800),
+            sensor_errors=0.5,
+            noises=2,
+            batch=140,
+            updates=(24_000, 6_000),
         ),
         # Recordings of one's own: what a camera and a robot report; widths, units and pairs as the data has them.
         dataclasses.replace(_SEEING, name="memcorr-measured", measured=True, batch=32, updates=(1_200, 300)),

@@ -138,6 +138,7 @@ def load_measured(demonstrations: Sequence[Demonstration], seen: Cache, recipe: 
         first_middle=seen.points,
         reference=reference,
         reference_frame=seen.reference_frame,
+        eye=np.stack([d.T_world_cam[0, :3, 3] for d in demonstrations]),
         lengths=np.array([len(d) for d in demonstrations]),
         both=both,
         live=_live(seen, T_ref),

@@ -10,15 +10,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.spatial.transform import Rotation
 
 from ..correspondence.cache import Cache
 from ..correspondence.matches import Matches, residuals
 from ..correspondence.rigid import carried
 from ..errors import UserError
 from ..spec import SPEC, TASKS, Array
+from ..worlds.disturbances import CAMERA_ERROR_DEG, CAMERA_ERROR_M
 from .dataset import Dataset, Rows
 
 RESIDUAL_PERCENTILE = 95.0  # unless a limit is given; the paper's 20.034 mm is this percentile of its RoMa v2 cache
+LARGEST_MISTAKE = 4.0  # of a camera that is believed elsewhere, times the error of a usual calibration
 SAME_DATA = 1e-3  # metres by which the cache's true points may miss ours
 
 
@@ -69,6 +72,40 @@ class Mixture:
         digest = hashlib.sha256(np.ascontiguousarray(self.rows).tobytes())
         digest.update(np.ascontiguousarray(self.cache.matches.p_live).tobytes())
         return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class SensorErrors:
+    """What all points of a row have in common when sensors are wrong: the camera is believed elsewhere, the mask lost
+    its rim. Half of the rows that err have one of them alone."""
+
+    turn: Array  # (B, 3) rotation vector about the camera, radians
+    shift: Array  # (B, 3) metres
+    left: Rows  # (B,) points that the mask still holds, those nearest to its middle
+
+    @staticmethod
+    def draw(rng: np.random.Generator, size: int, share: float) -> SensorErrors:
+        wrong = rng.random(size) < share
+        kind = rng.integers(0, 4, size)  # camera, mask, and twice both
+        axis, way = rng.normal(size=(2, size, 3))
+        far = rng.uniform(0.0, LARGEST_MISTAKE, size) * (wrong & (kind != 1))
+        axis, way = (far[:, None] * v / np.linalg.norm(v, axis=-1, keepdims=True) for v in (axis, way))
+        left = np.where(wrong & (kind != 0), rng.integers(SPEC.min_valid, SPEC.points + 1, size), SPEC.points)
+        return SensorErrors(np.radians(CAMERA_ERROR_DEG) * axis, CAMERA_ERROR_M * way, left)
+
+    def twice(self) -> SensorErrors:
+        """For both directions of a pair."""
+        return SensorErrors(np.tile(self.turn, (2, 1)), np.tile(self.shift, (2, 1)), np.tile(self.left, 2))
+
+    def on(self, matches: Matches, eye: Array) -> Matches:
+        """`matches` (B, 16, ...) as these sensors show them to a camera at `eye` (B, 3)."""
+        R = Rotation.from_rotvec(self.turn).as_matrix()
+        p_live = np.einsum("bij,bnj->bni", R, matches.p_live - eye[:, None]) + (eye + self.shift)[:, None]
+        weight = matches.valid / np.maximum(matches.valid.sum(axis=1), 1)[:, None]
+        middle = np.einsum("bn,bnj->bj", weight, matches.p_live)[:, None]
+        distance = np.where(matches.valid, np.linalg.norm(matches.p_live - middle, axis=-1), np.inf)
+        rank = distance.argsort(axis=1).argsort(axis=1)
+        return replace(matches, p_live=p_live, valid=matches.valid & (rank < self.left[:, None]))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from memcorr.correspondence.cache import Cache, build_cache
-from memcorr.correspondence.matches import ground_truth_matches
+from memcorr.correspondence.matches import Matches, ground_truth_matches
 from memcorr.demos.collect import collect
 from memcorr.demos.store import Store
 from memcorr.errors import UserError
@@ -28,7 +28,7 @@ from memcorr.training.batches import Batches, draw, draw_turns
 from memcorr.training.dataset import Simulated, load_dataset, measure
 from memcorr.training.experiments import EXPERIMENTS
 from memcorr.training.loop import train
-from memcorr.training.mixture import Resampled
+from memcorr.training.mixture import Resampled, SensorErrors
 from memcorr.worlds.disturbances import Disturbance
 from memcorr.worlds.expert import act, begin
 from memcorr.worlds.scenes import demonstration_scenes, disturb, disturbed_scenes
@@ -239,6 +239,32 @@ def test_resampled_errors_give_back_what_was_measured(dataset: Simulated, cache:
     assert np.allclose(never.p_live[valid], cache.p_live_true[enough][valid])
     sources, factor = resampled.draw(np.random.default_rng(0), 4000)
     assert 0.2 < (factor == 0).mean() < 0.3 and 1.9 < factor.max() <= 2.0 and len(set(sources)) > 100
+
+
+def test_bad_sensors_move_all_points_of_a_row_together_and_take_the_rim_of_its_mask() -> None:
+    rng, size = np.random.default_rng(3), 400
+    p = rng.normal(scale=0.1, size=(size, SPEC.points, 3)) + np.array([0.0, 0.7, 0.2])
+    matches = Matches(p.copy(), p, np.ones(p.shape[:2]), rng.random(p.shape[:2]) < 0.9)
+    eye = np.tile([0.75, 0.1, 0.85], (size, 1))
+    unharmed = SensorErrors.draw(rng, size, 0.0).on(matches, eye)
+    assert np.allclose(unharmed.p_live, p) and np.array_equal(unharmed.valid, matches.valid)
+    sensors = SensorErrors.draw(rng, size, 1.0)
+    seen = sensors.on(matches, eye)
+    moved = np.linalg.norm(sensors.turn, axis=1) > 0
+    assert 0.65 < moved.mean() < 0.85 and np.degrees(np.linalg.norm(sensors.turn, axis=1)).max() <= 4
+    assert np.linalg.norm(sensors.shift, axis=1).max() <= 0.02
+    assert np.allclose(seen.p_live[~moved], p[~moved]) and np.array_equal(seen.p_ref, p)
+    apart, before = (np.linalg.norm(x[:, 1:] - x[:, :1], axis=-1) for x in (seen.p_live, p))
+    assert np.allclose(apart, before)  # as one rigid body,
+    still = SensorErrors(sensors.turn, np.zeros_like(sensors.shift), sensors.left).on(matches, eye).p_live
+    assert np.allclose(np.linalg.norm(still - eye[:, None], axis=-1), np.linalg.norm(p - eye[:, None], axis=-1))
+    left = np.minimum(sensors.left, matches.valid.sum(axis=1))
+    assert np.array_equal(seen.valid.sum(axis=1), left) and not (seen.valid & ~matches.valid).any()
+    row = int(np.flatnonzero(left == 6)[0])
+    far = np.linalg.norm(p[row] - p[row][matches.valid[row]].mean(axis=0), axis=1)
+    assert far[seen.valid[row]].max() < far[matches.valid[row] & ~seen.valid[row]].min()
+    both = sensors.twice()
+    assert np.array_equal(both.turn[:size], both.turn[size:]) and len(both.left) == 2 * size
 
 
 def test_a_batch_holds_equal_parts_of_every_world_and_turns_them(folders: dict[str, Path]) -> None:
