@@ -22,14 +22,16 @@ def test_the_served_servo_presses_a_button_that_stands_elsewhere(tmp_path: Path)
     world = shared_world(NAME)
     assert isinstance(world, StockWorld)
     world.reset(evaluation_scenes("validation", seed=7, world=NAME)[0])
-    with serving(tmp_path / "log", "servo", "--references", str(recording), "--port", "0") as server:
-        with server.client() as client:
-            client.infer(reset=True, reference="pair-000-button-press")
-            for _ in range(40):
-                answer = client.infer(**observation_of(world.observe()))
-                assert not answer["fallback"], answer["reason"]
-                for action in answer["actions"][: SPEC.executed]:
-                    world.step(action)
-                    if world.success("button-press"):
-                        return
+    with (
+        serving(tmp_path / "log", "servo", "--references", str(recording), "--port", "0") as server,
+        server.client() as client,
+    ):
+        client.infer(reset=True, reference="pair-000-button-press")
+        for _ in range(40):
+            answer = client.infer(**observation_of(world.observe()))
+            assert not answer["fallback"], answer["reason"]
+            for action in answer["actions"][: SPEC.executed]:
+                world.step(action)
+                if world.success("button-press"):
+                    return
     raise AssertionError("the button was not pressed")
