@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from .errors import UserError
-from .runs import write_text, written_whole
+from .folders import write_text, written_whole
 
 Kind = TypeVar("Kind")
 CHECK, SEAL, NO_SUM = "check", b"memcorr-crc32:", b"00000000"  # the seal's name in a file, its beginning, its blank

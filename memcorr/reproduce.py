@@ -25,9 +25,9 @@ from .evaluation.intervention import GROUND_TRUTH, ReferenceChoice
 from .evaluation.sweep import Entry, Evaluation, evaluate_once, lender, sweep
 from .report.page import write_report
 from .report.paper import MATCHED, USUAL
-from .runs import CORES, Workers, slots
 from .spec import SPEC, Lifting, TestSet, TieBreak
 from .training.experiments import EXPERIMENTS, Experiment
+from .workers import CORES, Workers, processes_of
 
 log = logging.getLogger(__name__)
 Tier = Literal["smoke", "cpu", "full"]
@@ -85,7 +85,7 @@ class Plan:
         for name, seed in [(name, seed) for seed in self.seeds for name in self.evaluations]:
             if seed not in self.fewer_seeds.get(name, self.seeds):
                 continue
-            recipe, evaluations = self.recipe(name), tuple(settled(e, matcher) for e in self.evaluations[name])
+            recipe, evaluations = self.recipe(name), tuple(matched_by(e, matcher) for e in self.evaluations[name])
             mixed = not recipe.visual and any(not evaluation.stage_one for evaluation in evaluations)
             cache = (caches or {}).get(cache_kind(recipe), Path()) if mixed else None
             found.append(Entry(recipe, seed, evaluations, cache))
@@ -165,7 +165,7 @@ def cache_kind(recipe: Experiment) -> CacheKind:
     return recipe.lifting, recipe.tie_break
 
 
-def settled(evaluation: Evaluation, matcher: str) -> Evaluation:
+def matched_by(evaluation: Evaluation, matcher: str) -> Evaluation:
     """`MATCHED` stands for the tier's own matcher."""
     if evaluation.shown.matcher != MATCHED:
         return evaluation
@@ -176,7 +176,7 @@ def reproduce(tier: Tier, out: Path, matcher: str = "embedded", workers: Workers
     """Runs a tier into `out` and returns the report's page; the same call continues."""
     load_matcher(matcher)  # complains before anything is recorded
     plan, root = TIERS[tier], out / tier
-    log.info(f"{plan_text(tier, slots(workers))}\nEverything goes to {root}; the same command continues.")
+    log.info(f"{plan_text(tier, processes_of(workers))}\nEverything goes to {root}; the same command continues.")
     demos, results = root / "demos", root / "results"
     log.info("--- 1/4 collect")
     collect(demos, plan.pairs, workers=workers)
@@ -189,7 +189,7 @@ def reproduce(tier: Tier, out: Path, matcher: str = "embedded", workers: Workers
         build_cache(store, cache, matcher, lifting=lifting, tie_break=tie_break, **rows_of)
     log.info("--- 3/4 who needs no training: expert and zeros judge the harness, replay and servo the policies")
     for scripted in ("expert", "zeros", "replay", "servo"):
-        evaluation = settled(judged(SHIFTS), matcher)
+        evaluation = matched_by(judged(SHIFTS), matcher)
         evaluate_once(scripted, results / scripted, evaluation, plan.scenes, demos, workers=workers)
     entries = plan.entries(matcher, caches)
     log.info(f"--- 4/4 train and evaluate {len(entries)} policies")

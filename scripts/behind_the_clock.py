@@ -22,9 +22,9 @@ from memcorr.demos.store import Demonstration, Store
 from memcorr.evaluation.controllers import make_controller
 from memcorr.evaluation.evaluate import list_jobs
 from memcorr.evaluation.intervention import GROUND_TRUTH, Intervention
-from memcorr.evaluation.rollout import Answer, Controller, Decision, roll_out
+from memcorr.evaluation.rollout import Controller, Decision, Response, roll_out
 from memcorr.following.step import recorded_pose
-from memcorr.runs import threads
+from memcorr.machine import threads
 from memcorr.spec import Array
 from memcorr.training.experiments import Config
 from memcorr.worlds.world import shared_world
@@ -45,10 +45,10 @@ class Watched:
 
     controller: Controller
     course: Array  # (T, 3) the reference's hand, seen from the object
-    looks: bool = True
+    sees: bool = True
     seen: dict[int, list[tuple[int, int, float, float]]] = field(default_factory=dict)
 
-    def decide(self, decisions: Sequence[Decision]) -> list[Answer]:
+    def decide(self, decisions: Sequence[Decision]) -> list[Response]:
         for d in decisions:
             away = 100 * np.linalg.norm(
                 self.course - from_object(d.T_world_object, d.observation.frame.gripper), axis=1

@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--delay", type=int, default=3, help="control steps that planning takes")
     parser.add_argument("--condition", default="combined")
     given = parser.parse_args()
-    policy = MemCorrPolicy(MemCorrConfig(references=given.store, device="cpu", lanes=1)).eval()
+    policy = MemCorrPolicy(MemCorrConfig(references=given.store, device="cpu", slots=1)).eval()
     suites = MemCorrEnvConfig(condition=given.condition, look_every=1).create_envs(1)
     for words, delay, continues in (
         ("it waits", 0, False),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from memcorr.evaluation.sweep import evaluate_once
 from memcorr.policy.checkpoint import CONFIG, MODEL
-from memcorr.reproduce import TIERS, settled
+from memcorr.reproduce import TIERS, matched_by
 from memcorr.training.experiments import Config
 from memcorr.training.loop import STAGE_ONE
 
@@ -28,7 +28,7 @@ def roll_out(folder: Path, data: Path, matcher: str, workers: int) -> None:
     for evaluation in TIERS["full"].evaluations[name]:
         policy = folder / STAGE_ONE if evaluation.stage_one else folder
         if policy in there:
-            evaluate_once(str(policy), folder, settled(evaluation, matcher), (), data, workers=workers)
+            evaluate_once(str(policy), folder, matched_by(evaluation, matcher), (), data, workers=workers)
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ import pytest
 from memcorr.cli import main
 from memcorr.errors import UserError
 from memcorr.evaluation.episodes import EPISODES, write_episodes
-from memcorr.runs import TEMPORARY
+from memcorr.folders import TEMPORARY
 from tests.test_files import ROW, frame, write_small
-from tests.test_runs import files_up_to
+from tests.test_folders import files_up_to
 
 ROOT = Path(__file__).parents[1]
 ZEROS = str(ROOT / "results/zeros")
@@ -212,11 +212,11 @@ def test_a_wrong_matcher_does_not_poison_the_folder(tmp_path: Path) -> None:
 
 def watched() -> object:
     """A story of a few moments without a policy."""
-    from memcorr.evaluation.rollout import Answer
+    from memcorr.evaluation.rollout import Response
     from memcorr.show.story import Moment, Story
 
     moments = [Moment(0, frame(k, 128), -0.5, False) for k in range(4)]
-    return Story(ROW, "open", [None], [Answer(None)], moments)
+    return Story(ROW, "open", [None], [Response(None)], moments)
 
 
 FFMPEG = {

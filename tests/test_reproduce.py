@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from memcorr.evaluation.episodes import EPISODES, read_episodes
-from memcorr.evaluation.evaluate import Subject, settle
+from memcorr.evaluation.evaluate import Subject, normalised
 from memcorr.evaluation.intervention import Intervention
-from memcorr.reproduce import TIERS, cost_of, plan_text, reproduce, settled
+from memcorr.reproduce import TIERS, cost_of, matched_by, plan_text, reproduce
 from memcorr.show.story import watch
 from memcorr.show.video import write_video
 
@@ -53,4 +53,4 @@ def test_every_evaluation_of_a_tier_makes_sense(tier: str) -> None:
     for name, evaluations in plan.evaluations.items():
         subject = Subject("x", name, 42, "final", "", plan.recipe(name))
         for evaluation in evaluations:
-            settle(subject, settled(evaluation, "embedded").shown)
+            normalised(subject, matched_by(evaluation, "embedded").shown)

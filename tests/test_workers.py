@@ -20,8 +20,8 @@ from pathlib import Path
 import pytest
 
 from memcorr.errors import UserError
-from memcorr.runs import spread
-from tests.test_runs import Raise, linux, processes, until
+from memcorr.workers import spread
+from tests.test_folders import Raise, linux, processes, until
 
 
 @contextlib.contextmanager
@@ -166,7 +166,7 @@ def test_whoever_stops_listening_leaves_no_worker_behind() -> None:
 POOL = """
 import os, sys, time
 from memcorr.errors import UserError
-from memcorr.runs import spread
+from memcorr.workers import spread
 
 def busy(jobs):
     for _ in jobs:

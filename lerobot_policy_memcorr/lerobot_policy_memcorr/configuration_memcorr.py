@@ -30,7 +30,7 @@ class MemCorrConfig(PreTrainedConfig):
 
     n_action_steps: int = SPEC.executed  # at most the horizon
     horizon: int = SPEC.chunk
-    lanes: int = 8  # planned for together; less is padded, so that nobody's bits depend on company
+    slots: int = 8  # planned for together; less is padded, so that nobody's bits depend on company
 
     fps: float = 80.0  # rows per second of the dataset it learns from; filled in
     learning_rate: float = SPEC.learning_rate[0]

@@ -21,7 +21,7 @@ from memcorr.errors import UserError
 from memcorr.files import converted
 from memcorr.following.course import Progress
 from memcorr.following.reference import Reference
-from memcorr.following.step import Look, Observation, Relation
+from memcorr.following.step import Observation, Query, Relation
 from memcorr.frames import Camera, Frame
 from memcorr.policy.checkpoint import Checkpoint, Design
 from memcorr.policy.condition import Normalisation
@@ -109,7 +109,7 @@ class MemCorrPolicy(PreTrainedPolicy):
             values = {f.name: getattr(self, f"normalisation_{f.name}").cpu().numpy() for f in fields(Normalisation)}
             made = Checkpoint(self.design, self.config.train_seed, self.network, Normalisation(**values))
             self._policy = Policy(made)
-            self._planner = Planner(self._policy, self.matcher, self.config.lanes)
+            self._planner = Planner(self._policy, self.matcher, self.config.slots)
         return self._planner
 
     def get_optim_params(self) -> Any:
@@ -187,7 +187,7 @@ class MemCorrPolicy(PreTrainedPolicy):
         if inference_delay and left is not None:
             made = left[:, :inference_delay].double().cpu().numpy()
             requests = [replace(request, prefix=some) for request, some in zip(requests, made, strict=True)]
-        plans = self.planner.policy.plan(requests, self.config.lanes)
+        plans = self.planner.policy.plan(requests, self.config.slots)
         chunk = torch.from_numpy(np.stack([plan.actions for plan in plans]))
         self._planned, self._dropped = Planned(chunk, clock), 0
         return chunk
@@ -216,7 +216,7 @@ class MemCorrPolicy(PreTrainedPolicy):
                 return self._planned.elapsed + done
         return usual
 
-    def _look(self, environment: int, task: str, frame: Frame, elapsed: int) -> Look | None:
+    def _look(self, environment: int, task: str, frame: Frame, elapsed: int) -> Query | None:
         """What this environment sees, with what is remembered of its episode; step 0 begins another, whatever is told.
         None if no task is."""
         seen = Observation(frame)
@@ -225,7 +225,7 @@ class MemCorrPolicy(PreTrainedPolicy):
         if not task:
             return None
         episode, reference = self._episodes[environment], self.reference(task)
-        return Look(seen, reference, elapsed, episode.progress.get(reference), None if begins else episode.began)
+        return Query(seen, reference, elapsed, episode.progress.get(reference), None if begins else episode.began)
 
     def select_action(self, batch: Batch, **kwargs: Any) -> Tensor:
         """
@@ -263,7 +263,7 @@ class MemCorrPolicy(PreTrainedPolicy):
         references = [self.reference(task) for task in tasks]
         elapsed = (batch["timestamp"].ravel() * self.config.fps).round()  # LeRobot hands on no frame_index
         looks = [
-            Look(Observation(frame), reference, int(e))
+            Query(Observation(frame), reference, int(e))
             for frame, reference, e in zip(found, references, elapsed, strict=True)
         ]
         relations = planner.following.step(looks)

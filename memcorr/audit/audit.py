@@ -14,11 +14,12 @@ from ..demos.store import Demonstration, Store
 from ..errors import UserError
 from ..evaluation.controllers import REFERENCE_PAIR, SCRIPTED
 from ..evaluation.episodes import Episode, find_episodes
-from ..evaluation.evaluate import evaluate, find_subject, settle, usual
+from ..evaluation.evaluate import evaluate, find_subject, normalised, usual
 from ..evaluation.intervention import Intervention, ReferenceChoice
-from ..runs import claimed, threads
+from ..folders import claimed
+from ..machine import threads
 from ..spec import DOOR, SPEC, WORLD_TASKS, Task, TestSet
-from .evidence import SHOWN, Findings, Shown, Trial, checklist, of_answers, of_trials, verdict
+from .evidence import SHOWN, Findings, Shown, Trial, checklist, of_predictions, of_trials, verdict
 from .offline import audit_offline
 from .online import Environment, GymEnvironment, Listener, WorldEnvironment, audit_online
 from .page import Audit, write_audit
@@ -79,7 +80,7 @@ def audit(
         who, seed, checkpoint = subject.experiment, subject.train_seed, subject.checkpoint
     if subject and online is not None and not episodes:
         for choice in evaluated(shown):  # complains before anything is rolled out
-            settle(subject, usual(policy, Intervention(choice, matcher)))
+            normalised(subject, usual(policy, Intervention(choice, matcher)))
     findings: list[Findings] = []
     with threads(1):
         asked = listener(policy, given, matcher) if (foreign and not episodes) or data is not None else None
@@ -244,7 +245,7 @@ def recorded(
     )
     rows = list(tqdm(answers, "audit offline", unit="row"))
     where = f"{len({a.scene for a in rows})} pairs of {store.root.name}, every {every} rows"
-    return of_answers(rows, where)
+    return of_predictions(rows, where)
 
 
 def of_store(store: Store) -> dict[Task, Demonstration]:

@@ -40,7 +40,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Prediction:
     """What was answered to one recorded row."""
 
     scene: str  # the recording's pair, which is resampled
@@ -87,10 +87,10 @@ class Findings:
     unit: str  # of the levels
     levels: tuple[Level, ...]
     measures: tuple[Measure, ...]
-    rows: tuple[Trial, ...] | tuple[Answer, ...]
+    rows: tuple[Trial, ...] | tuple[Prediction, ...]
 
 
-Row = TypeVar("Row", Trial, Answer)
+Row = TypeVar("Row", Trial, Prediction)
 
 
 def of_trials(trials: Sequence[Trial], where: str) -> Findings:
@@ -109,7 +109,7 @@ def of_trials(trials: Sequence[Trial], where: str) -> Findings:
     return Findings("online", where, "% success", tuple(levels), tuple(_there([*gaps, follows(trials)])), tuple(trials))
 
 
-def of_answers(answers: Sequence[Answer], where: str) -> Findings:
+def of_predictions(answers: Sequence[Prediction], where: str) -> Findings:
     levels = [level(shown, [(a.scene, a.error) for a in some]) for shown, some in by_shown(answers).items()]
     gaps = [
         paired(
@@ -152,7 +152,7 @@ def paired(name: str, more: dict[tuple, float], less: dict[tuple, float], unit: 
     return summarised(name, unit, 0.0, [(key[0], more[key] - less[key]) for key in matched]) if matched else None
 
 
-def follows(rows: Sequence[Trial] | Sequence[Answer]) -> Measure | None:
+def follows(rows: Sequence[Trial] | Sequence[Prediction]) -> Measure | None:
     """How often the first chunk is of the task that is shown, over the right and the opposite condition. Who does the
     same under both is right exactly once in two."""
     judged_rows = [row for row in rows if row.shown in ("correct", "opposite") and row.direction is not None]

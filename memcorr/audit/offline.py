@@ -17,7 +17,7 @@ from ..demos.store import Demonstration, Store
 from ..errors import UserError
 from ..spec import SPEC, Array, Task
 from ..worlds.gym_env import observation_of
-from .evidence import SHOWN, USUAL, Answer, Shown
+from .evidence import SHOWN, USUAL, Prediction, Shown
 from .online import Listener, begin_episode, chunk_of, noised, shown_for
 
 DISPLACEMENT = 3  # leading numbers of our own four that move the hand
@@ -32,7 +32,7 @@ def audit_offline(
     every: int = 5 * SPEC.executed,
     without: Sequence[int] = (),
     false: Sequence[Any] = (),
-) -> Iterator[Answer]:
+) -> Iterator[Prediction]:
     """Every so many rows of each recording (but of the pairs `without`), in order, as in an episode; `false` are
     conditions of another object."""
     present = [d for d in store.present() if d.pair not in without]
@@ -68,7 +68,7 @@ def judged_row(
     right: dict[int, Array],
     first: Mapping[tuple[int, Task], Array],
     tasks: Sequence[Task],
-) -> Answer:
+) -> Prediction:
     """`right` holds the answers under the right condition, and is filled with them."""
     wide = d.action.shape[1]
     if answer.shape[1] != wide:
@@ -83,7 +83,7 @@ def judged_row(
         moves = DISPLACEMENT if wide == SPEC.action_dim else wide
         direction = resembles(answer[: SPEC.executed, :moves], {k: first[d.pair, k][:, :moves] for k in tasks})
     error = distance(answer[:n], recorded[:n], spread)
-    return Answer(f"pair {d.pair}", d.task, choice, t, error, change, direction)
+    return Prediction(f"pair {d.pair}", d.task, choice, t, error, change, direction)
 
 
 def distance(a: Array, b: Array, spread: Array) -> float:

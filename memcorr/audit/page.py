@@ -16,9 +16,10 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
 from ..files import write_json
+from ..folders import write_text, written_whole
+from ..machine import provenance
 from ..report.figures import STYLE
 from ..report.page import CSS
-from ..runs import provenance, write_text, written_whole
 from .evidence import Check, Findings, Level, Measure, Verdict, in_words, reservations
 
 COLOURS = {"correct": "#1f6fb4", "empty": "#999999", "opposite": "#d9822b", "false": "#7a5aa6", "noise": "#444444"}

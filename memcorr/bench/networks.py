@@ -15,10 +15,10 @@ import torch
 
 from ..correspondence.xfeat.matcher import ENLARGED, XFeatMatcher
 from ..correspondence.xfeat.package import published_way
+from ..machine import keep_freed_memory
 from ..policy.condition import Condition
 from ..policy.networks.sampler import make_sampler
 from ..policy.networks.transformer import IMAGE_CHANNELS, ActionTransformer
-from ..runs import keep_freed_memory
 from ..spec import SPEC, TASKS
 from ..training.batches import Batch
 from ..training.experiments import MAIN

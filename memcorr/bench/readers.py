@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..correspondence.cache import FORMS, Settings, fingerprint, read_cache
+from ..correspondence.cache import FORMS, CacheSettings, fingerprint, read_cache
 from ..demos.store import LAYOUT, NUMBERS, Store, demonstration_path, write_demonstration
 from ..evaluation.episodes import EPISODES, Episode, read_episodes, write_episodes
 from ..evaluation.intervention import Intervention
@@ -74,7 +74,7 @@ def load_cache() -> Case:
             write_demonstration(where, frames, number, number[:, 0], pose, pair=pair, task=task, u=(0.5, 0.5))
     write_json(root / "collection.json", {"layout": LAYOUT, "pairs": pairs})
     store = Store.open(root)
-    write_json(folder / "cache.json", asdict(Settings(fingerprint(store, pairs), pairs, ROWS)))
+    write_json(folder / "cache.json", asdict(CacheSettings(fingerprint(store, pairs), pairs, ROWS)))
     shapes = {name: (ROWS, *map(int, form.shape[1:])) for name, form in FORMS.items()}
     write_arrays(path, {name: rng.integers(0, 2, shapes[name]).astype(form.dtype) for name, form in FORMS.items()})
 

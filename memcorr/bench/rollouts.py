@@ -24,8 +24,9 @@ from ..demos.collect import record
 from ..demos.store import Demonstration, demonstration_path, read_demonstration
 from ..evaluation.controllers import PolicyController
 from ..evaluation.intervention import Intervention
-from ..evaluation.rollout import LANES, Job, Stopwatch, roll_out
-from ..following.step import Look, Observation
+from ..evaluation.rollout import SLOTS, Job, Stopwatch, roll_out
+from ..following.step import Observation, Query
+from ..machine import keep_freed_memory
 from ..policy.checkpoint import Checkpoint, Design
 from ..policy.condition import Condition, Normalisation
 from ..policy.networks.diffusion import Prefix
@@ -33,8 +34,8 @@ from ..policy.networks.sampler import TransformerSampler
 from ..policy.networks.transformer import ActionTransformer
 from ..policy.policy import Policy, load_policy, load_trained
 from ..policy.servo import SERVO
-from ..runs import CORES, keep_freed_memory
 from ..spec import SPEC, TASKS, Task
+from ..workers import CORES
 from ..worlds.scenes import demonstration_scenes, evaluation_scenes
 from ..worlds.world import shared_world
 from .networks import TOLERANCE
@@ -65,17 +66,17 @@ def untrained_policy(demonstrations: dict[Task, Demonstration]) -> Policy:
     return Policy(Checkpoint(Design(), 0, ActionTransformer().eval().requires_grad_(False), normalisation))
 
 
-def _serve(requests: Connection, lanes: int, root: Path) -> None:
+def _serve(requests: Connection, slots: int, root: Path) -> None:
     """Runs as many rollouts as asked for; answers where the time went."""
     keep_freed_memory()
     torch.set_num_threads(1)
     demonstrations = {task: read_demonstration(demonstration_path(root, 0, task)) for task in TASKS}
-    controller = PolicyController(untrained_policy(demonstrations), demonstrations, Intervention(), lanes)
+    controller = PolicyController(untrained_policy(demonstrations), demonstrations, Intervention(), slots)
     jobs = [Job(scene, task) for scene in evaluation_scenes("combined") for task in TASKS]
     with contextlib.suppress(EOFError):  # whoever asked is gone
         while count := requests.recv():
             watch = controller.watch = Stopwatch()
-            outcomes = list(roll_out(shared_world(), controller, iter(jobs[:count]), lanes, watch))
+            outcomes = list(roll_out(shared_world(), controller, iter(jobs[:count]), slots, watch))
             assert len(outcomes) == count and not any(outcome.success for _, outcome in outcomes)
             requests.send(dict(watch.seconds))
 
@@ -83,13 +84,13 @@ def _serve(requests: Connection, lanes: int, root: Path) -> None:
 class Team:
     """Processes that stand ready, so that starting them is never measured."""
 
-    def __init__(self, lanes: int, size: int, count: int, root: Path) -> None:
+    def __init__(self, slots: int, size: int, count: int, root: Path) -> None:
         context = multiprocessing.get_context("spawn")
         self.count, self.pipes = count, []
         self.spent: dict[str, float] = {}
         for _ in range(size):
             here, there = context.Pipe()
-            context.Process(target=_serve, args=(there, lanes, root), daemon=True).start()
+            context.Process(target=_serve, args=(there, slots, root), daemon=True).start()
             self.pipes.append(here)
 
     def run(self) -> None:
@@ -112,20 +113,20 @@ def recorded() -> Path:
 def rollouts() -> Case:
     """Milliseconds per rollout of 25 decisions."""
     root, per_turn = recorded(), 4  # rollouts of the baseline; a turn of ours takes some 10 s
-    ours, single = Team(LANES, WORKERS, LANES, root), Team(1, 1, per_turn, root)
+    ours, single = Team(SLOTS, WORKERS, SLOTS, root), Team(1, 1, per_turn, root)
 
     def note(result: Result) -> str:
         total = sum(ours.spent.values())
         shares = ", ".join(f"{name} {100 * s / total:.0f} %" for name, s in sorted(ours.spent.items()))
         rate = 6e4 / result.ours_ms
-        return f"{rate:.0f} rollouts of 25 decisions per minute, {WORKERS} processes of {LANES} slots; {shares}"
+        return f"{rate:.0f} rollouts of 25 decisions per minute, {WORKERS} processes of {SLOTS} slots; {shares}"
 
     return Case(
         ours.run,
         single.run,
         "one rollout at a time: the same parts, batches of one; embedded matcher",
         rounds=6,
-        ours_items=WORKERS * LANES,
+        ours_items=WORKERS * SLOTS,
         baseline_items=per_turn,
         note=note,
     )
@@ -171,8 +172,8 @@ def replan(policy: str = "shipped") -> Case:
     assert apart < TOLERANCE and plans[0].phase == plans[1].phase, f"not the same plan: {apart:.2g} apart"
 
     def note(result: Result) -> str:
-        look, following = Look(Observation(frame), ours.reference, 0), ours.planner.following
-        matching = statistics.median(milliseconds(lambda: following.step([look])) for _ in range(15))
+        query, following = Query(Observation(frame), ours.reference, 0), ours.planner.following
+        matching = statistics.median(milliseconds(lambda: following.step([query])) for _ in range(15))
         return f"of these, matching and lifting {matching:.1f} ms; the two plans are {apart:.1g} apart"
 
     return Case(

@@ -14,7 +14,7 @@ import sys
 from types import FrameType
 
 from ..errors import UserError
-from ..runs import keep_freed_memory
+from ..machine import keep_freed_memory
 from . import pipeline as pipeline  # registers its verbs, in this order
 from . import recordings as recordings
 from . import tools as tools

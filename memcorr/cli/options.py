@@ -19,8 +19,8 @@ import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
 from ..errors import UserError
-from ..runs import CORES, Workers
 from ..spec import DOOR, Lifting, PhaseSource, Task
+from ..workers import CORES, Workers
 
 app = tyro.extras.SubcommandApp()
 matcher_app = tyro.extras.SubcommandApp()

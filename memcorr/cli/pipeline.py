@@ -10,7 +10,7 @@ import tyro
 
 from ..demos.manner import Manner
 from ..errors import UserError
-from ..runs import claimed
+from ..folders import claimed
 from ..spec import DOOR, SPEC, WORLD_TASKS, PhaseSource, TestSet, TieBreak, stock_task
 from .options import (
     Count,

@@ -8,8 +8,8 @@ from typing import Literal
 import tyro
 
 from ..errors import UserError, needs
-from ..runs import CORES
 from ..spec import DOOR, PUBLISHED_ONLINE_MM, SPEC
+from ..workers import CORES
 from .options import (
     ActionLimit,
     Count,
@@ -71,7 +71,7 @@ def serve(
     host: str = "127.0.0.1",
     port: Port = 8000,
     key_file: Path | None = None,
-    lanes: Literal[1, 4, 8, 16] | None = None,
+    slots: Literal[1, 4, 8, 16] | None = None,
     threads: Processes = 1,
     clients: Count = 32,
     megabytes: Count = 32,
@@ -86,7 +86,7 @@ def serve(
         host: Address to listen on. Any but this machine's own needs a key.
         port: 0 takes any that is free; the first line printed says which.
         key_file: File with the key that clients must send (openpi's api_key).
-        lanes: Clients planned for together; less is padded, so that nobody's bits depend on company. 1 on a CPU,
+        slots: Clients planned for together; less is padded, so that nobody's bits depend on company. 1 on a CPU,
             where company costs nearly as much as it saves; 8 on CUDA.
         threads: Torch's.
         clients: Connections at a time.
@@ -96,11 +96,11 @@ def serve(
         megabytes: Longest message. A reference of 200 frames of 128 x 128 pixels has 26.
     """
     with needs("serve"):
-        from ..serve.server import Settings, read_key, serve_policy
+        from ..serve.server import ServerSettings, read_key, serve_policy
 
     key = None if key_file is None else read_key(key_file)
-    settings = Settings(host, port, key, megabytes * 2**20, clients=clients)
-    serve_policy(policy, references, matcher, settings, lanes, threads, device, action_limit, masks)
+    settings = ServerSettings(host, port, key, megabytes * 2**20, clients=clients)
+    serve_policy(policy, references, matcher, settings, slots, threads, device, action_limit, masks)
 
 
 @verb(app)
@@ -150,7 +150,7 @@ def publish(
 @verb(app)
 def doctor() -> None:
     """What this machine has and what it lacks; exit code 2 if something needed is missing."""
-    from ..doctor import examine
+    from .doctor import examine
 
     works = True
     for enough, finding in examine():
@@ -177,10 +177,10 @@ def matcher_train(
         threads: Threads of the training itself.
         workers: Processes that render the practice scenes.
     """
-    from .. import runs
     from ..correspondence.embedded.train import MatcherConfig, train
+    from ..machine import threads as torch_threads
 
-    with runs.threads(threads):
+    with torch_threads(threads):
         train(MatcherConfig(seed=seed, steps=steps), out, workers)
 
 
@@ -209,10 +209,10 @@ def matcher_evaluate(
             world and lifting mean nothing then, and the seed draws the crops.
     """
     if photographs:
-        from ..correspondence.photographs.evaluate import measure_photographs, told
+        from ..correspondence.photographs.evaluate import in_words, measure_photographs
 
         for table in measure_photographs(settings, matcher, scene_seed, out):
-            print(f"{table['matcher']:10} {told(table)}")
+            print(f"{table['matcher']:10} {in_words(table)}")
         return
 
     from ..correspondence.evaluate import measure_all

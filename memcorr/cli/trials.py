@@ -9,8 +9,8 @@ from typing import cast
 
 import tyro
 
-from ..runs import CORES
 from ..spec import DOOR, SPEC, TestSet
+from ..workers import CORES
 from .options import Count, MatcherName, Points, Processes, Scenes, app, verb
 
 

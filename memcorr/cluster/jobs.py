@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, needs
-from .pool import SLURM, Answer, Elsewhere, Lost, Unit
+from .pool import SLURM, Elsewhere, Lost, Report, Unit
 
 FOLDER = Path("runs/jobs")  # submitit's own files, on the shared file system while the jobs last
 HOURS, SECONDS = 24, 30.0  # a job may last; it may take to end when cancelled
@@ -72,7 +72,7 @@ class Jobs(Elsewhere):
             time.sleep(LOOK_EVERY.get(self.kind, 0.1))
         return ended
 
-    def answer(self, handle: Any) -> Answer:
+    def answer(self, handle: Any) -> Report:
         from submitit.core.utils import UncompletedJobError
 
         try:

@@ -1,4 +1,4 @@
-"""`--cluster`: what `spread` (memcorr/runs.py) does when the workers are not this machine's processes.
+"""`--cluster`: what `spread` (memcorr/workers.py) does when the workers are not this machine's processes.
 
 Jobs go out in units: a demonstration, the match rows of one, a batch of rollouts, a training run. A unit's
 results arrive together or not at all, and a unit whose process or machine was lost is done again elsewhere,
@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from ..errors import UserError
-from ..runs import Workers, keep_freed_memory, provenance
+from ..machine import keep_freed_memory, provenance
+from ..workers import Workers
 
 log = logging.getLogger(__name__)
 TRIES = 5  # of one unit; what kills its worker each time is the work, not the machines
@@ -34,7 +35,7 @@ class Lost(Exception):
 
 
 @dataclass(frozen=True)
-class Answer:
+class Report:
     """How a unit ended."""
 
     kind: str  # results, failed (with an error for the user) or crashed (with a traceback)
@@ -52,15 +53,15 @@ class Unit:
     folder: str = field(default_factory=os.getcwd)
     tries: int = 0
 
-    def __call__(self) -> Answer:
+    def __call__(self) -> Report:
         cpu = ""
         try:
-            cpu = settled(self.folder, tuple(self.made_with.items()))
-            return Answer("results", list(self.work(iter(self.jobs))), cpu)
+            cpu = prepared(self.folder, tuple(self.made_with.items()))
+            return Report("results", list(self.work(iter(self.jobs))), cpu)
         except (UserError, OSError, MemoryError) as problem:
-            return Answer("failed", problem, cpu)
+            return Report("failed", problem, cpu)
         except Exception:
-            return Answer("crashed", traceback.format_exc(), cpu)
+            return Report("crashed", traceback.format_exc(), cpu)
 
 
 def program() -> dict[str, str]:
@@ -73,7 +74,7 @@ def program() -> dict[str, str]:
 
 
 @functools.cache
-def settled(folder: str, made_with: tuple[tuple[str, str], ...]) -> str:
+def prepared(folder: str, made_with: tuple[tuple[str, str], ...]) -> str:
     """Puts this worker process where the command was given, if it is the same program there; returns its processor."""
     node, here = platform.node(), program()
     for name, wanted in made_with:
@@ -107,7 +108,7 @@ class Elsewhere(ABC):
         """Waits until some have ended, and says which."""
 
     @abstractmethod
-    def answer(self, handle: Any) -> Answer:
+    def answer(self, handle: Any) -> Report:
         """Of a unit that has ended; Lost if there is none."""
 
     @abstractmethod

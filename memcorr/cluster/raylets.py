@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import UserError, needs
-from .pool import LOCAL_JOBS, SLURM, Answer, Elsewhere, Lost, Unit
+from .pool import LOCAL_JOBS, SLURM, Elsewhere, Lost, Report, Unit
 
 SECONDS = 5.0  # to reach an address, and for cancelled tasks to end
 
@@ -70,14 +70,14 @@ class Raylets(Elsewhere):
         ready, rest = ray.wait(list(handles), num_returns=1)
         return ready + (ray.wait(rest, num_returns=len(rest), timeout=0)[0] if rest else [])
 
-    def answer(self, handle: Any) -> Answer:
+    def answer(self, handle: Any) -> Report:
         import ray
         from ray.exceptions import RayError, RayTaskError
 
         try:
             return ray.get(handle)
         except RayTaskError as problem:  # not even Unit could catch or send it
-            return Answer("crashed", str(problem), "")
+            return Report("crashed", str(problem), "")
         except RayError as problem:
             raise Lost(f"Ray: {type(problem).__name__}") from None
 
@@ -98,5 +98,5 @@ def remote(threads: int, gpus: int) -> Any:
     return ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=0)(call)
 
 
-def call(unit: Unit) -> Answer:
+def call(unit: Unit) -> Report:
     return unit()

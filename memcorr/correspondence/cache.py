@@ -23,8 +23,10 @@ from ..demos.phase import closest_frames, training_reference, windows
 from ..demos.store import Demonstration, Store, demonstration_path
 from ..errors import UserError
 from ..files import Form, digest_of, read_arrays, read_json, write_arrays, write_json
-from ..runs import CORES, Workers, claimed, spread, threads
+from ..folders import claimed
+from ..machine import threads
 from ..spec import PUBLISHED_CACHE_MM, PUBLISHED_CACHE_POINTS, SPEC, TASKS, Array, Lifting, TieBreak
+from ..workers import CORES, Workers, spread
 from .lift import match_frames, prepare_references
 from .matcher import Matcher, load_matcher, matcher_label, weights_digest
 from .matches import Matches, residuals
@@ -41,7 +43,7 @@ AGAIN = "delete it and run the same `memcorr match` again"
 
 
 @dataclass(frozen=True)
-class Settings:
+class CacheSettings:
     """`cache.json`: what a cache was made from, and how."""
 
     demonstrations: str  # their fingerprint
@@ -148,7 +150,7 @@ class Matching:
 
     store: Store
     matcher: str
-    settings: Settings
+    settings: CacheSettings
 
     def __call__(self, jobs: Iterator[tuple[int, NDArray[np.int64], Path]]) -> Iterator[None]:
         with threads(1):
@@ -181,7 +183,7 @@ def build_cache(
         raise UserError(f"--pairs {pairs}: {store.root} has {len(store)}; collect more or give fewer")
     lengths = [len(d) for d in store.demonstrations(range(pairs))]  # complains before anything is written
     name = matcher_label(matcher)
-    settings = Settings(
+    settings = CacheSettings(
         matcher=name,
         weights=weights_digest(matcher),
         demonstrations=fingerprint(store, pairs),
@@ -195,7 +197,7 @@ def build_cache(
     load_matcher(matcher)  # so does this
     with claimed(out):
         manifest, shards = out / "cache.json", [out / f"shard-{d:03d}.safetensors" for d in range(len(TASKS) * pairs)]
-        if manifest.exists() and read_json(manifest, Settings, *ABOUT) != settings:
+        if manifest.exists() and read_json(manifest, CacheSettings, *ABOUT) != settings:
             raise UserError(f"{out} holds a cache of other settings, weights or demonstrations; choose another --out")
         if not manifest.exists() and any(path.exists() for path in (out / "cache.safetensors", *shards)):
             raise UserError(f"{out} holds a cache without its cache.json; choose another --out")
@@ -231,7 +233,7 @@ def read_cache(folder: Path, store: Store) -> Cache:
     """The cache in `folder`, which must have been made from exactly these demonstrations."""
     if not (folder / "cache.safetensors").exists():
         raise UserError(f"{folder} holds no correspondence cache; make one with `memcorr match --out {folder}`")
-    settings = read_json(folder / "cache.json", Settings, *ABOUT)
+    settings = read_json(folder / "cache.json", CacheSettings, *ABOUT)
     if settings.pairs > len(store) or settings.demonstrations != fingerprint(store, settings.pairs):
         raise UserError(f"{folder} was made from other demonstrations than {store.root}; run `memcorr match` anew")
     a = read_arrays(folder / "cache.safetensors", AGAIN, FORMS).arrays

@@ -21,9 +21,11 @@ from tqdm import tqdm
 from ..demos.phase import reference_phase
 from ..errors import UserError
 from ..files import converted, read_json, refuse, write_json
+from ..folders import claimed
 from ..frames import Frame
-from ..runs import Workers, claimed, spread, threads
+from ..machine import threads
 from ..spec import DOOR, SPEC, WORLD_TASKS, Array, Lifting, Task, TestSet, stock_task
+from ..workers import Workers, spread
 from ..worlds.expert import act
 from ..worlds.pairs import find_pair
 from ..worlds.scenes import Scene, demonstration_scenes, evaluation_scenes

@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..frames import Frame
-from ..runs import padded
+from ..machine import padded
 from ..spec import SPEC, Array, Lifting
 from .matcher import Doubt, Matcher, sample_bilinear
 from .matches import Matches, join_matches
-from .rigid import settle
+from .rigid import refined
 
 BATCH = 8  # frames encoded or matched together, always: rounding must not depend on how many are left
 SUPPORT = 32  # further points that vote on the motion of a rigid object, and are then forgotten
@@ -191,8 +191,8 @@ def measure(
         for i, frame in enumerate(frames):
             weight = np.where(valid[i], np.maximum(confidence[i], 0.02), 0.0)
             coarse = max(1.0, float(crops[i].scale.max()))  # no finer than the pixels that were matched
-            settled = settle(p_ref[i], p_live[i], weight, coarse * pixel_size(frame, p_live[i]))
-            p_live[i], misfit[i], spread[i] = settled.p_live, settled.misfit, settled.spread
+            found = refined(p_ref[i], p_live[i], weight, coarse * pixel_size(frame, p_live[i]))
+            p_live[i], misfit[i], spread[i] = found.p_live, found.misfit, found.spread
     k = SPEC.points
     matches = Matches(p_ref[:, :k], p_live[:, :k], confidence[:, :k], valid[:, :k])
     return matches, Doubt(around[:, :k], misfit[:, :k], spread[:, :k])

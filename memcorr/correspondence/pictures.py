@@ -14,7 +14,7 @@ from matplotlib.patches import ConnectionPatch
 
 from ..demos.phase import training_reference
 from ..demos.store import Store
-from ..runs import written_whole
+from ..folders import written_whole
 from ..spec import TASKS
 from .cache import RIGHT_MM, Cache, auc
 

@@ -25,7 +25,7 @@ EXPLAINED = 0.35  # share of the weight that must be explained for the motion to
 
 
 @dataclass(frozen=True)
-class Settled:
+class Refined:
     """n points after the fit."""
 
     p_live: Array  # (n, 3) metres, world
@@ -72,13 +72,13 @@ def fit_motion(p: Array, q: Array, weight: Array) -> tuple[Array, Array]:
     return R, (q_mean - p_mean @ np.swapaxes(R, -1, -2))[..., 0, :]
 
 
-def settle(p_ref: Array, p_live: Array, weight: Array, scale: Array) -> Settled:
+def refined(p_ref: Array, p_live: Array, weight: Array, scale: Array) -> Refined:
     """Moves measured points (n, 3) to where the motion that explains most of them carries their references.
 
     `weight` (n) is trust in each, 0 where invalid; `scale` (n) the size of a pixel at each, metres.
     """
     used = np.flatnonzero(weight > 0)
-    untouched = Settled(p_live, np.zeros(len(p_live)), np.zeros(len(p_live)))
+    untouched = Refined(p_live, np.zeros(len(p_live)), np.zeros(len(p_live)))
     if len(used) < SPEC.min_valid:
         return untouched
     p, q, w, tau = p_ref[used], p_live[used], weight[used], PIXELS * scale[used]
@@ -96,7 +96,7 @@ def settle(p_ref: Array, p_live: Array, weight: Array, scale: Array) -> Settled:
     misfit = np.linalg.norm(fitted - p_live, axis=-1)
     spread = expected_error(fitted, fitted[used], misfit[used], w * agree**2, tau)
     valid = weight > 0
-    return Settled(np.where(valid[:, None], fitted, p_live), np.where(valid, misfit, 0.0), np.where(valid, spread, 0.0))
+    return Refined(np.where(valid[:, None], fitted, p_live), np.where(valid, misfit, 0.0), np.where(valid, spread, 0.0))
 
 
 def expected_error(at: Array, p: Array, misfit: Array, weight: Array, tau: Array) -> Array:

@@ -18,8 +18,9 @@ from tqdm import tqdm
 
 from ..errors import UserError
 from ..files import write_json
-from ..runs import CORES, Workers, claimed, spread
+from ..folders import claimed
 from ..spec import DOOR, SPEC, Array, Task, stock_task
+from ..workers import CORES, Workers, spread
 from ..worlds.disturbances import Events
 from ..worlds.expert import act, begin
 from ..worlds.pairs import find_tasks

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from ..folders import written_whole
 from ..frames import Frame
-from ..runs import written_whole
 from .store import Demonstration, Store
 
 TILE, GAP, HEADER, SIDE, NOTE = 184, 6, 60, 168, 22  # pixels

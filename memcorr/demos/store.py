@@ -52,8 +52,8 @@ from ..files import (
     refuse,
     sealed,
 )
+from ..folders import written_whole
 from ..frames import FARTHEST, Camera, Frame
-from ..runs import written_whole
 from ..spec import DOOR, SPEC, STOCK, Array, Task, tasks_of
 
 LAYOUT = 1  # of the store

@@ -14,7 +14,7 @@ from ..demos.store import Demonstration, Store, demonstration_path
 from ..errors import UserError
 from ..following.masks import Tracked
 from ..following.reference import Reference
-from ..following.step import Following, Look, MatcherSource, MatchSource, Relation, TruthSource, recorded_pose
+from ..following.step import Following, MatcherSource, MatchSource, Query, Relation, TruthSource, recorded_pose
 from ..policy.plan import Follows, Plan, Request, initial_noise
 from ..policy.policy import load_policy
 from ..policy.relations import permute_pairs
@@ -23,7 +23,7 @@ from ..policy.servo import SERVO
 from ..spec import SPEC, TEST_SETS, Array, Task, tasks_of
 from ..worlds.world import ACTION_SCALE, object_points
 from .intervention import GROUND_TRUTH, NO_MATCHER, Intervention
-from .rollout import LANES, Answer, Controller, Decision, Memory, Stopwatch
+from .rollout import SLOTS, Controller, Decision, Memory, Response, Stopwatch
 
 NOISE = {name: number for number, name in enumerate((*TEST_SETS[:5], "demonstrations", *TEST_SETS[5:]))}
 REFERENCE_PAIR = 0  # evaluation always follows the trajectories of training pair 0
@@ -32,27 +32,27 @@ REFERENCE_PAIR = 0  # evaluation always follows the trajectories of training pai
 class PolicyController:
     """A policy, learned or the servo, shown what the intervention says."""
 
-    looks = True
+    sees = True
 
     def __init__(
-        self, policy: Follows, demonstrations: dict[Task, Demonstration], shown: Intervention, lanes: int = LANES
+        self, policy: Follows, demonstrations: dict[Task, Demonstration], shown: Intervention, slots: int = SLOTS
     ) -> None:
-        self.policy, self.shown, self.watch, self.lanes = policy, shown, Stopwatch(), lanes
+        self.policy, self.shown, self.watch, self.slots = policy, shown, Stopwatch(), slots
         self.matcher = None if shown.matcher in (GROUND_TRUTH, NO_MATCHER) else load_matcher(shown.matcher)
         self.references = {task: Reference(d, self.matcher) for task, d in demonstrations.items()}
         self.following = Following(self._source(), shown.phase_from, shown.phase, policy.design.phase_costs)
         with self.watch("references"):  # every phase that a rollout can reach
             for reference in self.references.values():
-                looks = range(0, SPEC.episode_steps, SPEC.executed)
-                reference.prepare([shown.phase(e, len(reference)) for e in looks])
+                times = range(0, SPEC.episode_steps, SPEC.executed)
+                reference.prepare([shown.phase(e, len(reference)) for e in times])
 
     def _source(self) -> MatchSource | None:
         if self.shown.matcher == GROUND_TRUTH and self.references:
             world = next(iter(self.references.values())).demonstration.world
             return TruthSource(object_points(world))
-        return None if self.matcher is None else MatcherSource(self.matcher, self.shown.lifting, self.lanes)
+        return None if self.matcher is None else MatcherSource(self.matcher, self.shown.lifting, self.slots)
 
-    def decide(self, decisions: Sequence[Decision]) -> list[Answer]:
+    def decide(self, decisions: Sequence[Decision]) -> list[Response]:
         shown = self.shown
         if shown.masks == "carried":
             with self.watch("masks"):
@@ -68,10 +68,10 @@ class PolicyController:
             noise = rollout_noise(self.policy.seed, decision)
             requests.append(Request(relation, noise, number, shown.reference == "empty"))
         with self.watch("sample"):
-            plans = self.policy.plan(requests, self.lanes)
+            plans = self.policy.plan(requests, self.slots)
         answers = zip(decisions, tasks, relations, plans, strict=True)
         return [
-            Answer(
+            Response(
                 replace(plan, stuck=relation.stuck),
                 relation.error_mm(decision.T_world_object),
                 self._remembered(decision, task, relation),
@@ -82,12 +82,12 @@ class PolicyController:
     def _relations(self, decisions: Sequence[Decision], tasks: Sequence[Task]) -> list[Relation]:
         if not self.references:
             return [Relation(d.observation.frame) for d in decisions]
-        looks = []
+        queries = []
         for decision, task in zip(decisions, tasks, strict=True):
             reference, memory = self.references[task], decision.memory
             before = memory.progress.get(reference)
-            looks.append(Look(decision.observation, reference, decision.elapsed, before, memory.began))
-        return self.following.step(looks)
+            queries.append(Query(decision.observation, reference, decision.elapsed, before, memory.began))
+        return self.following.step(queries)
 
     def _masked(self, decision: Decision) -> Decision:
         """With the mask of the first look, which somebody drew, carried to this one."""
@@ -113,19 +113,19 @@ def rollout_noise(train_seed: int, decision: Decision) -> NDArray[np.float32]:
 class ExpertController:
     """The oracle: the scripted expert behind the same rollouts, so that a lost success is the harness's fault."""
 
-    looks = False
+    sees = False
 
-    def decide(self, decisions: Sequence[Decision]) -> list[Answer]:
-        return [Answer(None) for _ in decisions]
+    def decide(self, decisions: Sequence[Decision]) -> list[Response]:
+        return [Response(None) for _ in decisions]
 
 
 class ZerosController:
     """Never moves, so that any success would be invented by the harness."""
 
-    looks = False
+    sees = False
 
-    def decide(self, decisions: Sequence[Decision]) -> list[Answer]:
-        return [Answer(Plan(np.zeros((SPEC.chunk, SPEC.action_dim)))) for _ in decisions]
+    def decide(self, decisions: Sequence[Decision]) -> list[Response]:
+        return [Response(Plan(np.zeros((SPEC.chunk, SPEC.action_dim)))) for _ in decisions]
 
 
 class ReplayController:
@@ -134,14 +134,14 @@ class ReplayController:
 
     def __init__(self, demonstrations: dict[Task, Demonstration], shown: Intervention) -> None:
         matcher = None if shown.matcher == GROUND_TRUTH else load_matcher(shown.matcher)
-        self.shown, self.looks = shown, matcher is not None
+        self.shown, self.sees = shown, matcher is not None
         self.following = None if matcher is None else Following(MatcherSource(matcher, shown.lifting), clock=_first)
         self.references = {task: Reference(d, matcher) for task, d in demonstrations.items()}
 
-    def decide(self, decisions: Sequence[Decision]) -> list[Answer]:
+    def decide(self, decisions: Sequence[Decision]) -> list[Response]:
         return [self._answer(decision) for decision in decisions]
 
-    def _answer(self, decision: Decision) -> Answer:
+    def _answer(self, decision: Decision) -> Response:
         task = self.shown.supplied(decision.job.task, decision.job.scene.world, decision.elapsed)
         reference, memory = self.references[task], decision.memory
         shift, relation = memory.shifts.get(reference), None
@@ -152,8 +152,8 @@ class ReplayController:
         missing = tape.robot_state[t, :3] + shift - decision.robot_state[:3]
         actions = tracked(tape.action, t, missing / ACTION_SCALE)
         if relation is None:
-            return Answer(Plan(actions, t), memory=memory)
-        return Answer(Plan(actions, t, relation.matches), relation.error_mm(decision.T_world_object), memory)
+            return Response(Plan(actions, t), memory=memory)
+        return Response(Plan(actions, t, relation.matches), relation.error_mm(decision.T_world_object), memory)
 
     def _look(self, reference: Reference, decision: Decision) -> tuple[Array, Relation | None]:
         """How far the object is displaced from the first frame: truly, or as the matcher sees it (the median of its
@@ -161,7 +161,7 @@ class ReplayController:
         if self.following is None:
             T_ref = recorded_pose(reference.demonstration)[0]
             return decision.T_world_object[:3, 3] - T_ref[:3, 3], None
-        (relation,) = self.following.step([Look(decision.observation, reference, 0)])
+        (relation,) = self.following.step([Query(decision.observation, reference, 0)])
         matches = relation.matches
         assert matches is not None
         if matches.valid.sum() < SPEC.min_valid:

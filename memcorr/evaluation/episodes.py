@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from ..errors import UserError
 from ..files import decoded, read_rows
-from ..runs import write_text
+from ..folders import write_text
 from ..spec import DOOR, TEST_SETS, WORLD_TASKS, Task, tasks_of
 from .intervention import Intervention
 
@@ -38,7 +38,7 @@ class Outcome:
     mean_match_error_mm: Annotated[float, Meta(ge=0)] | None = None  # over the decisions with at least one valid point
     first_chunk_direction: Task = ""  # or '' when nothing moved
     final_joint: float = 0.0  # in its own unit
-    seconds: float = 0.0  # from its first look to its end, other lanes' turns included; differs between two runs
+    seconds: float = 0.0  # from its first look to its end, other slots' turns included; differs between two runs
     matched_replans: Count = 0  # decisions behind mean_match_error_mm
     final_progress: float | None = None  # 0 start, 1 and -1 the two goals; a task of Meta-World: metres
 

@@ -20,12 +20,14 @@ from ..demos.collect import find_references
 from ..demos.store import Store
 from ..errors import UserError
 from ..files import appending, digest_of
+from ..folders import claimed
+from ..machine import threads
 from ..policy.checkpoint import MODEL, model_update
 from ..policy.policy import policy_folder
 from ..policy.servo import SERVO
-from ..runs import Workers, claimed, slots, spread, threads
 from ..spec import DOOR, SPEC, Task, TestSet, tasks_of
 from ..training.experiments import Config, Experiment
+from ..workers import Workers, processes_of, spread
 from ..worlds.disturbances import Disturbance
 from ..worlds.pairs import find_tasks
 from ..worlds.scenes import disturb, evaluation_scenes, usual_condition
@@ -33,7 +35,7 @@ from ..worlds.world import View, shared_world
 from .controllers import REFERENCE_PAIR, REPLAYS, SCRIPTED, make_controller
 from .episodes import EPISODES, Episode, Outcome, read_episodes, write_episodes
 from .intervention import GROUND_TRUTH, NO_MATCHER, PLAIN, Intervention
-from .rollout import LANES, Job, roll_out
+from .rollout import SLOTS, Job, roll_out
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def follows(subject: Subject, shown: Intervention) -> bool:
     )
 
 
-def settle(subject: Subject, shown: Intervention) -> Intervention:
+def normalised(subject: Subject, shown: Intervention) -> Intervention:
     """`shown` with what the policy never looks at named as such; refuses interventions without meaning."""
     if shown.matcher not in (*MATCHERS, GROUND_TRUTH, NO_MATCHER) and not is_weights(shown.matcher):
         names = f"{', '.join(MATCHERS)}, {GROUND_TRUTH} or a file of weights"
@@ -218,14 +220,14 @@ class Rolling:
     checkpoint: str
     data: Path
     shown: Intervention
-    lanes: int
+    slots: int
     world: str
     view: View | None = None
 
     def __call__(self, jobs: Iterator[Job]) -> Iterator[tuple[Job, Outcome]]:
         with threads(1):  # more would round differently, and processes share the cores better
             controller = make_controller(self.policy, self.data, self.shown, self.checkpoint)
-            yield from roll_out(shared_world(self.world, self.view), controller, jobs, self.lanes)
+            yield from roll_out(shared_world(self.world, self.view), controller, jobs, self.slots)
 
 
 def evaluate(
@@ -252,7 +254,7 @@ def evaluate(
     if scene_seed < 0:
         raise UserError(f"--scene-seed {scene_seed}: give a whole number from 0 up")
     out, subject = Path(out), find_subject(str(policy))
-    shown = settle(subject, shown or Intervention())
+    shown = normalised(subject, shown or Intervention())
     jobs = list_jobs(conditions, scene_seed, tasks, scenes, world, disturbances)
     named = replace(shown, matcher=matcher_label(shown.matcher))  # complains before references are recorded
     if data is None and follows(subject, shown):
@@ -268,14 +270,14 @@ def evaluate(
             check_same_files(path, present[key], wanted[key][0])
         write_episodes(path, present.values())  # without the half line that a killed run may have left
         missing = [job for key, (_, job) in wanted.items() if key not in present]
-        lanes = min(LANES, -(-len(missing) // slots(workers))) or 1
+        slots = min(SLOTS, -(-len(missing) // processes_of(workers))) or 1
         bar = tqdm(
             desc=f"{subject.experiment} {world} {shown.reference}", total=len(wanted), unit="rollout", smoothing=0.05
         )
         bar.update(len(wanted) - len(missing))
         successes = sum(present[key].success for key in wanted.keys() & present.keys())
-        work = Rolling(subject.policy, subject.checkpoint, store or Path(), shown, lanes, world, view)
-        with appending(path) as append, bar, closing(spread(work, missing, workers, lanes)) as outcomes:
+        work = Rolling(subject.policy, subject.checkpoint, store or Path(), shown, slots, world, view)
+        with appending(path) as append, bar, closing(spread(work, missing, workers, slots)) as outcomes:
             for job, outcome in outcomes:
                 row = episode(subject, named, job, sources, outcome)
                 append(row.line())

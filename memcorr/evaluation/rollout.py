@@ -1,8 +1,8 @@
 """Receding-horizon rollouts: decide on 16 actions, execute eight, look again.
 
-Many rollouts ("lanes") advance together in one process. They share one world and so one GL context:
-a lane is a snapshot of the physics, restored for its turn. Whoever decides (`Controller`) sees all
-lanes at once and may batch its work, but must answer for each lane as if it were alone.
+Many rollouts ("slots") advance together in one process. They share one world and so one GL context:
+a slot is a snapshot of the physics, restored for its turn. Whoever decides (`Controller`) sees all
+slots at once and may batch its work, but must answer for each slot as if it were alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ..worlds.world import World
 from .episodes import Outcome
 from .sensors import degraded
 
-LANES = 8  # decided together, always: batches are padded to it, so that rounding never depends on company
+SLOTS = 8  # decided together, always: batches are padded to it, so that rounding never depends on company
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Decision:
-    """What is known when a lane replans."""
+    """What is known when a slot replans."""
 
     job: Job
     replan: int  # 0 for the first chunk
@@ -71,7 +71,7 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Response:
     """What a controller answers: a plan, or None to let the scripted expert act step by step."""
 
     plan: Plan | None
@@ -80,10 +80,10 @@ class Answer:
 
 
 class Controller(Protocol):
-    looks: bool  # whether decisions need a rendered frame
+    sees: bool  # whether decisions need a rendered frame
 
-    def decide(self, decisions: Sequence[Decision]) -> list[Answer]:
-        """One answer per decision, at most LANES; an answer never depends on the other decisions."""
+    def decide(self, decisions: Sequence[Decision]) -> list[Response]:
+        """One answer per decision, at most SLOTS; an answer never depends on the other decisions."""
         ...
 
 
@@ -101,7 +101,7 @@ class Stopwatch:
 
 
 @dataclass
-class Lane:
+class Slot:
     """A rollout under way."""
 
     job: Job
@@ -111,7 +111,7 @@ class Lane:
     started: float
     events: Events
     executed: list[Array] = field(default_factory=list)
-    answers: list[Answer] = field(default_factory=list)  # without their memory
+    answers: list[Response] = field(default_factory=list)  # without their memory
     late_mask: NDArray[np.bool_] | None = None  # for a mask that is always some steps old
     success: bool = False
     over: bool = False
@@ -121,33 +121,33 @@ def roll_out(
     world: World,
     controller: Controller,
     jobs: Iterator[Job],
-    lanes: int = LANES,
+    slots: int = SLOTS,
     watch: Stopwatch | None = None,
 ) -> Iterator[tuple[Job, Outcome]]:
-    """Runs `jobs`, up to `lanes` at a time; a finished lane takes the next job at once."""
+    """Runs `jobs`, up to `slots` at a time; a finished slot takes the next job at once."""
     watch = watch or Stopwatch()
-    active: list[Lane] = []
+    active: list[Slot] = []
     while True:
-        while len(active) < lanes and (job := next(jobs, None)) is not None:
+        while len(active) < slots and (job := next(jobs, None)) is not None:
             begin(world, job.scene, job.task)
             first = _look(world, controller, job, 0, 0, None, watch)
             events = Events(job.scene)
-            active.append(Lane(job, world.snapshot(), world.place, first, time.perf_counter(), events))
+            active.append(Slot(job, world.snapshot(), world.place, first, time.perf_counter(), events))
         if not active:
             return
-        answers = controller.decide([lane.decision for lane in active])
-        for lane, answer in zip(active, answers, strict=True):
-            world.restore(lane.job.scene, lane.state, lane.place)
+        answers = controller.decide([slot.decision for slot in active])
+        for slot, answer in zip(active, answers, strict=True):
+            world.restore(slot.job.scene, slot.state, slot.place)
             with watch("physics"):
-                execute(world, lane, answer)
-            if lane.over:
-                yield lane.job, conclude(world, lane)
+                execute(world, slot, answer)
+            if slot.over:
+                yield slot.job, conclude(world, slot)
             else:
-                lane.state, lane.place = world.snapshot(), world.place
-                done = len(lane.answers), len(lane.executed)
-                decision = _look(world, controller, lane.job, *done, lane.late_mask, watch)
-                lane.decision = replace(decision, memory=answer.memory)
-        active = [lane for lane in active if not lane.over]
+                slot.state, slot.place = world.snapshot(), world.place
+                done = len(slot.answers), len(slot.executed)
+                decision = _look(world, controller, slot.job, *done, slot.late_mask, watch)
+                slot.decision = replace(decision, memory=answer.memory)
+        active = [slot for slot in active if not slot.over]
 
 
 def _look(
@@ -160,45 +160,45 @@ def _look(
     watch: Stopwatch,
 ) -> Decision:
     with watch("render"):
-        frame = degraded(world.observe(), job.scene, elapsed, late_mask) if controller.looks else None
+        frame = degraded(world.observe(), job.scene, elapsed, late_mask) if controller.sees else None
     return Decision(job, replan, elapsed, frame, world.T_world_object, world.robot_state)
 
 
-def execute(world: World, lane: Lane, answer: Answer) -> None:
+def execute(world: World, slot: Slot, answer: Response) -> None:
     """The first eight actions; ends at the first success, at the last step (200; 500 in Meta-World's own tasks), when
     physics breaks down or when an action is no number."""
-    lane.answers.append(replace(answer, memory=Memory()))
-    events, late = lane.events, int(lane.events.sizes.get("mask-late", 0))
+    slot.answers.append(replace(answer, memory=Memory()))
+    events, late = slot.events, int(slot.events.sizes.get("mask-late", 0))
     for i in range(SPEC.executed):
-        action = np.asarray(act(world, lane.job.task) if answer.plan is None else answer.plan.actions[i])
+        action = np.asarray(act(world, slot.job.task) if answer.plan is None else answer.plan.actions[i])
         if not np.isfinite(action).all():
-            lane.executed.append(action)
-            lane.over = True
+            slot.executed.append(action)
+            slot.over = True
             return
-        world.step(events.action(lane.executed, action, len(lane.executed)) if events.sizes else action)
-        lane.executed.append(action)
-        lane.success = world.success(lane.job.task) and not world.diverged
-        lane.over = lane.success or world.diverged or len(lane.executed) == world.steps
-        if lane.over:
+        world.step(events.action(slot.executed, action, len(slot.executed)) if events.sizes else action)
+        slot.executed.append(action)
+        slot.success = world.success(slot.job.task) and not world.diverged
+        slot.over = slot.success or world.diverged or len(slot.executed) == world.steps
+        if slot.over:
             return
         if events.sizes:
-            events.after(world, len(lane.executed))
+            events.after(world, len(slot.executed))
         if late and i == SPEC.executed - 1 - late:
-            lane.late_mask = world.observe().mask
+            slot.late_mask = world.observe().mask
 
 
-def conclude(world: World, lane: Lane) -> Outcome:
-    seconds, joint, progress = time.perf_counter() - lane.started, world.joint, world.progress
-    errors = [answer.match_error_mm for answer in lane.answers if answer.match_error_mm is not None]
+def conclude(world: World, slot: Slot) -> Outcome:
+    seconds, joint, progress = time.perf_counter() - slot.started, world.joint, world.progress
+    errors = [answer.match_error_mm for answer in slot.answers if answer.match_error_mm is not None]
     return Outcome(
-        success=lane.success,
-        steps=len(lane.executed),
-        replans=len(lane.answers),
-        fallback_replans=sum(answer.plan is not None and answer.plan.unmatched for answer in lane.answers),
-        stuck_replans=sum(answer.plan is not None and bool(answer.plan.stuck) for answer in lane.answers),
+        success=slot.success,
+        steps=len(slot.executed),
+        replans=len(slot.answers),
+        fallback_replans=sum(answer.plan is not None and answer.plan.unmatched for answer in slot.answers),
+        stuck_replans=sum(answer.plan is not None and bool(answer.plan.stuck) for answer in slot.answers),
         matched_replans=len(errors),
         mean_match_error_mm=round(float(np.mean(errors)), 4) if errors else None,
-        first_chunk_direction=first_chunk_direction(world, lane.job, np.stack(lane.executed)),
+        first_chunk_direction=first_chunk_direction(world, slot.job, np.stack(slot.executed)),
         final_joint=round(float(np.nan_to_num(joint)), 6),
         final_progress=round(float(np.nan_to_num(progress)), 4),
         seconds=round(seconds, 3),

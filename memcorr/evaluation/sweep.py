@@ -22,13 +22,15 @@ from tqdm import tqdm
 from ..correspondence.matcher import matcher_label
 from ..demos.store import Store
 from ..errors import UserError
+from ..folders import InUse, claimed, written_whole
+from ..machine import choose_device
 from ..policy.checkpoint import CONFIG
-from ..runs import CORES, InUse, Workers, choose_device, claimed, needing, slots, spread, written_whole
 from ..spec import DOOR, TestSet
 from ..training.experiments import Experiment
 from ..training.loop import STAGE_ONE, train
 from ..training.metrics import METRICS
-from .evaluate import Subject, evaluate, find_subject, list_jobs, settle, summary, usual
+from ..workers import CORES, Workers, needing, processes_of, spread
+from .evaluate import Subject, evaluate, find_subject, list_jobs, normalised, summary, usual
 from .intervention import PLAIN, Intervention
 
 log = logging.getLogger(__name__)
@@ -119,7 +121,7 @@ def sweep(
     with tqdm(desc="policies", total=len(lent), unit="policy") as bar:
         for wave in waves:  # who begins with another's stage one waits for it
             elsewhere = not isinstance(at_once, int)
-            quiet = elsewhere or min(slots(at_once), len(wave)) > 1  # bars of several would overwrite each other
+            quiet = elsewhere or min(processes_of(at_once), len(wave)) > 1  # bars of several would overwrite each other
             training = Training(data, runs, device, threads, disturbed, quiet, PATIENCE if elsewhere else 0.0)
             with closing(spread(training, wave, at_once)) as trained:
                 for entry in trained:
@@ -151,7 +153,7 @@ def check(entries: Sequence[Entry], scene_seed: int, scenes: Sequence[int], devi
     for entry in entries:
         for evaluation in entry.evaluations:
             list_jobs(evaluation.conditions, scene_seed, (), scenes, evaluation.world)
-            settle(Subject("", entry.recipe.name, entry.seed, "final", "", entry.recipe), evaluation.shown)
+            normalised(Subject("", entry.recipe.name, entry.seed, "final", "", entry.recipe), evaluation.shown)
             matcher_label(evaluation.shown.matcher)
 
 

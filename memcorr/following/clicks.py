@@ -22,8 +22,8 @@ from scipy.spatial import cKDTree
 from ..demos.contact_sheet import MASK_COLOUR, WRONG
 from ..demos.store import Store
 from ..errors import UserError
+from ..folders import written_whole
 from ..frames import Frame
-from ..runs import written_whole
 from .masks import GONE, HAND, HERE, Mask, Segmenter, _grown, _lifted, _returned, _standing
 
 Point = tuple[int, int]  # column and row

@@ -26,8 +26,8 @@ from ..correspondence.matches import motion_of
 from ..correspondence.rigid import carried, fit_motion, interpolated, inverse
 from ..demos.store import Demonstration, Store, write_demonstration
 from ..errors import UserError
+from ..folders import claimed
 from ..frames import Frame
-from ..runs import claimed
 from ..spec import SPEC, Array
 
 Mask = NDArray[np.bool_]

@@ -30,11 +30,13 @@ from ..demos.phase import next_of_same_task, windows
 from ..demos.store import Demonstration, Store
 from ..errors import UserError
 from ..files import Form, digest_of, read_arrays, read_json, write_arrays, write_json
-from ..runs import CORES, Workers, claimed, spread, threads
+from ..folders import claimed
+from ..machine import threads
 from ..spec import SPEC, Array, Lifting, PhaseSource
+from ..workers import CORES, Workers, spread
 from .course import USUAL, PhaseCosts, Progress
 from .reference import Reference
-from .step import Following, Look, MatcherSource, Observation
+from .step import Following, MatcherSource, Observation, Query
 
 MEASURED, ROWS, TABLE = "measured.json", "measured.safetensors", "agreement.json"
 AGAIN = "delete the folder and run the same `memcorr match` again"
@@ -53,7 +55,7 @@ FORMS = {
 
 
 @dataclass(frozen=True)
-class Settings:
+class MatchingSettings:
     """`measured.json`: what a cache was made from, and how."""
 
     demonstrations: str  # their fingerprint
@@ -74,7 +76,7 @@ class Settings:
 class Measured:
     """R rows of D demonstrations, all of them, in order: what a matcher saw of the references."""
 
-    settings: Settings
+    settings: MatchingSettings
     reference_frame: NDArray[np.int64]  # (R,) j, where the reference was seen to be
     matches: Matches  # (R, 16, ...) between that frame and the row's
     disagreement: Array  # (E, 16, 3) metres, world: errors of the size that two ways of matching show
@@ -112,10 +114,10 @@ def follow(
     for start in range(0, windows(len(query)), every):
         anchors = range(start, min(start + every, windows(len(query))))
         live = query.frames(anchors)
-        looks = [
-            Look(Observation(frame), shown, k, before.get(k % every)) for k, frame in zip(anchors, live, strict=True)
+        queries = [
+            Query(Observation(frame), shown, k, before.get(k % every)) for k, frame in zip(anchors, live, strict=True)
         ]
-        found = following.step(looks)
+        found = following.step(queries)
         before = {k % every: relation.progress for k, relation in zip(anchors, found, strict=True)}
         back = [(r, r.measured) for k, r in zip(anchors, found, strict=True) if k % BACK_EVERY == 0 and r.measured]
         returned = match_frames(
@@ -181,7 +183,7 @@ def build_measured(
         if not Reference(d, None).visible.any():
             raise UserError(f"{d.path} has no mask of the object; draw them with `memcorr data mask {store.root}`")
     reference = next_of_same_task([d.task for d in demonstrations])
-    settings = Settings(
+    settings = MatchingSettings(
         fingerprint(demonstrations),
         tuple(len(d) for d in demonstrations),
         len(store) if pairs is None else pairs,
@@ -193,7 +195,7 @@ def build_measured(
     load_matcher(matcher)  # complains before anything is written
     with claimed(out):
         manifest, shards = out / MEASURED, [out / f"{d.name}.safetensors" for d in demonstrations]
-        if manifest.exists() and read_json(manifest, Settings, "a description of matches", AGAIN) != settings:
+        if manifest.exists() and read_json(manifest, MatchingSettings, "a description of matches", AGAIN) != settings:
             raise UserError(f"{out} holds matches of other settings, weights or demonstrations; choose another --out")
         if (out / "cache.json").exists() or (not manifest.exists() and (out / ROWS).exists()):
             raise UserError(f"{out} holds another cache; choose another --out")
@@ -277,7 +279,7 @@ def read_measured(folder: Path, store: Store) -> Measured:
         raise UserError(
             f"{folder} holds {what}; make those of recordings with `memcorr match --measured --data {store.root}`"
         )
-    settings = read_json(folder / MEASURED, Settings, "a description of matches", AGAIN)
+    settings = read_json(folder / MEASURED, MatchingSettings, "a description of matches", AGAIN)
     demonstrations = chosen(store, settings.pairs, settings.phase)
     if settings.demonstrations != fingerprint(demonstrations):
         raise UserError(f"{folder} was made from other demonstrations than {store.root}; run `memcorr match` anew")

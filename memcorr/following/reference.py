@@ -51,12 +51,12 @@ class Reference:
     def visible(self) -> Array:
         """(T,) share of the image that the object fills in every frame that is looked at, 0 in the others."""
         share = np.zeros(len(self))
-        for j, frame in zip(self.looks, self.demonstration.frames(self.looks), strict=True):
+        for j, frame in zip(self.matched_frames, self.demonstration.frames(self.matched_frames), strict=True):
             share[j] = (frame.mask & (frame.depth > 0)).mean()
         return share
 
     @cached_property
-    def looks(self) -> list[int]:
+    def matched_frames(self) -> list[int]:
         """Every eighth frame, and the last one that a plan begins at; beyond it nothing is looked at."""
         last = max(last_phase(len(self)), 1)
         return [*range(0, last, SPEC.executed), last]
@@ -83,16 +83,16 @@ class Reference:
         beginning stands where it is first seen well.
         """
         assert self.matcher is not None
-        looks = self.looks
-        anchor = next(j for j in looks if self.is_clear(j))
-        looks = [j for j in looks if j >= anchor]
-        self.prepare(looks)
-        prepared = {j: self._prepared[j] for j in looks}
-        frames = dict(zip(looks, self.demonstration.frames(looks), strict=True))
-        links = match_frames(self.matcher, [prepared[j] for j in looks[:-1]], [frames[j] for j in looks[1:]])
+        chosen = self.matched_frames
+        anchor = next(j for j in chosen if self.is_clear(j))
+        chosen = [j for j in chosen if j >= anchor]
+        self.prepare(chosen)
+        prepared = {j: self._prepared[j] for j in chosen}
+        frames = dict(zip(chosen, self.demonstration.frames(chosen), strict=True))
+        links = match_frames(self.matcher, [prepared[j] for j in chosen[:-1]], [frames[j] for j in chosen[1:]])
         motion, known = [np.eye(4)], [anchor]
-        for i, j in enumerate(looks[1:]):
-            near = known[-1] == looks[i]
+        for i, j in enumerate(chosen[1:]):
+            near = known[-1] == chosen[i]
             link = links[i] if near else match_frames(self.matcher, [prepared[known[-1]]], [frames[j]])[0]
             if (step := motion_of(link)) is not None:
                 motion.append(step @ motion[-1])

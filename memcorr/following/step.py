@@ -1,8 +1,8 @@
 """One step from (frame, reference, progress) to (relation, progress): the only way from what is seen to a policy.
 
     following = Following(MatcherSource(matcher), phase="seen")
-    (relation,) = following.step([Look(observation, reference, elapsed=0)])
-    (relation,) = following.step([Look(observation, reference, elapsed=8, before=relation.progress)])
+    (relation,) = following.step([Query(observation, reference, elapsed=0)])
+    (relation,) = following.step([Query(observation, reference, elapsed=8, before=relation.progress)])
 
 Point pairs come from a source: a matcher, or a simulator that knows the truth. The phase is the paper's clock, or found
 by what the live scene looks like (`course`). Nothing is remembered here: who follows keeps `relation.progress`.
@@ -41,13 +41,13 @@ class Observation:
 
 
 @dataclass(frozen=True)
-class Look:
+class Query:
     """One decision of somebody who follows a reference."""
 
     observation: Observation
     reference: Reference
     elapsed: int  # control steps since the reference was begun
-    before: Progress | None = None  # of the last relation; None at the first look
+    before: Progress | None = None  # of the last relation; None at the first query
     began: Observation | None = None  # the episode's first, where the reference is begun in the middle of one
 
 
@@ -60,7 +60,7 @@ class Relation:
     phase: int | None = None  # j, the reference's current frame
     matches: Matches | None = None  # (16, ...) between that frame and the live one; None where nothing is matched
     motion: Array | None = None  # (4, 4) from that frame's points to the live ones; None with fewer than four of them
-    progress: Progress | None = None  # for the next look, where the phase is by what is seen
+    progress: Progress | None = None  # for the next query, where the phase is by what is seen
     looked_at: int | None = None  # the frame that was really matched,
     measured: Matches | None = None  # and what came of it
     witness: Witness | None = None  # of that frame
@@ -149,60 +149,64 @@ class Following:
         self.source, self.clock, self.costs = source, clock, costs
         self.seen = phase == "seen" and source is not None
 
-    def step(self, looks: Sequence[Look]) -> list[Relation]:
-        """The relation of each look, one to one; none depends on the others."""
-        if not looks:
+    def step(self, queries: Sequence[Query]) -> list[Relation]:
+        """The relation of each query, one to one; none depends on the others."""
+        if not queries:
             return []
         if self.seen:
-            looks = [self._begun(replace(look, reference=look.reference.at_pace(self.costs.pace))) for look in looks]
-        phases = [self._expected(look) for look in looks]
+            queries = [
+                self._begun(replace(query, reference=query.reference.at_pace(self.costs.pace))) for query in queries
+            ]
+        phases = [self._expected(query) for query in queries]
         if self.source is None:
-            pairs = zip(looks, phases, strict=True)
-            return [Relation(look.observation.frame, look.reference.demonstration, j) for look, j in pairs]
-        references = [(look.reference, j) for look, j in zip(looks, phases, strict=True)]
-        matches = self.source.match(references, [look.observation for look in looks])
-        return [self._related(look, j, matches[i]) for i, (look, j) in enumerate(zip(looks, phases, strict=True))]
+            pairs = zip(queries, phases, strict=True)
+            return [Relation(query.observation.frame, query.reference.demonstration, j) for query, j in pairs]
+        references = [(query.reference, j) for query, j in zip(queries, phases, strict=True)]
+        matches = self.source.match(references, [query.observation for query in queries])
+        return [self._related(query, j, matches[i]) for i, (query, j) in enumerate(zip(queries, phases, strict=True))]
 
-    def _expected(self, look: Look) -> int:
-        """The frame to look at: by the clock, or about as many on as steps were made since the last look, the nearest
+    def _expected(self, query: Query) -> int:
+        """The frame to look at: by the clock, or about as many on as steps were made since the last query, the nearest
         one in which the object is seen well."""
-        length = len(look.reference)
+        length = len(query.reference)
         if not self.seen:
-            return self.clock(look.elapsed, length)
-        j = expected_phase(look.before, look.elapsed, length)
-        if isinstance(self.source, MatcherSource) and not look.reference.is_clear(j):
-            clear = [k for k in look.reference.looks if look.reference.is_clear(k)]
+            return self.clock(query.elapsed, length)
+        j = expected_phase(query.before, query.elapsed, length)
+        if isinstance(self.source, MatcherSource) and not query.reference.is_clear(j):
+            clear = [k for k in query.reference.matched_frames if query.reference.is_clear(k)]
             j = min(clear, key=lambda k: abs(k - j))
         return j
 
-    def _begun(self, look: Look) -> Look:
+    def _begun(self, query: Query) -> Query:
         """A reference that is begun in the middle of an episode knows how the object stood at its beginning."""
-        if look.before is not None or look.began is None:
-            return look
+        if query.before is not None or query.began is None:
+            return query
         assert self.source is not None
-        matches = self.source.match([(look.reference, 0)], [look.began])[0]
-        first = self._related(Look(look.began, look.reference, 0), 0, matches).progress
+        matches = self.source.match([(query.reference, 0)], [query.began])[0]
+        first = self._related(Query(query.began, query.reference, 0), 0, matches).progress
         assert first is not None
-        return replace(look, before=replace(first, elapsed=look.elapsed, since=look.elapsed, began=look.elapsed))
+        return replace(query, before=replace(first, elapsed=query.elapsed, since=query.elapsed, began=query.elapsed))
 
-    def _related(self, look: Look, j: int, matches: Matches) -> Relation:
+    def _related(self, query: Query, j: int, matches: Matches) -> Relation:
         """Where in its reference the live scene is, and the matches as if the frame found had been looked at.
 
         Where too little is seen, the phase stays.
         """
         assert self.source is not None
-        frame, reference = look.observation.frame, look.reference.demonstration
+        frame, reference = query.observation.frame, query.reference.demonstration
         motion = motion_of(matches)
-        witness = look.reference.witnesses.get(j)
+        witness = query.reference.witnesses.get(j)
         known = Relation(frame, reference, j, matches, motion, looked_at=j, measured=matches, witness=witness)
         if not self.seen:
             return known
         if motion is None:  # nothing is seen: nobody moves, and nothing is learned
-            before = Progress(0, None, since=look.elapsed, began=look.elapsed) if look.before is None else look.before
-            progress = replace(before, elapsed=look.elapsed)
+            before = (
+                Progress(0, None, since=query.elapsed, began=query.elapsed) if query.before is None else query.before
+            )
+            progress = replace(before, elapsed=query.elapsed)
             return replace(known, phase=before.phase, progress=progress, stuck=progress.stuck(self.costs))
-        course = self.source.course(look.reference)
-        progress = seen_phase(course, motion @ course.motion[j], frame.gripper, look.before, look.elapsed, self.costs)
+        course = self.source.course(query.reference)
+        progress = seen_phase(course, motion @ course.motion[j], frame.gripper, query.before, query.elapsed, self.costs)
         along = course.motion[progress.phase] @ np.linalg.inv(course.motion[j])
         found, at = retimed(matches, along), progress.phase
         motion = motion @ inverse(along)

@@ -1,7 +1,7 @@
 """A mask by clicking: points on the object in the 3D scene, its mask on the live picture, used when somebody says so.
 
 With Ctrl held a click is on the object, with Shift beside it. Used, the mask takes the place of the simulator's: the
-policy's lane carries it from look to look, as on a real robot.
+policy's slot carries it from look to look, as on a real robot.
 """
 
 from __future__ import annotations

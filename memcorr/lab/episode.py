@@ -1,6 +1,6 @@
-"""An episode that a person may interfere with: several lanes, one start, one reference, the same pushes in all.
+"""An episode that a person may interfere with: several slots, one start, one reference, the same pushes in all.
 
-Lanes share one world and so one GL context; a lane is a snapshot of the physics, restored for its turn, and decides
+Slots share one world and so one GL context; a slot is a snapshot of the physics, restored for its turn, and decides
 through the controllers of evaluation. Nobody interfering, it is the rollout that `memcorr evaluate` judges. What
 happened is remembered step by step as snapshots, from which pictures are drawn when they are wanted.
 """
@@ -16,7 +16,7 @@ import numpy as np
 from ..demos.phase import reference_phase
 from ..demos.store import Demonstration
 from ..evaluation.controllers import PolicyController
-from ..evaluation.rollout import Answer, Controller, Decision, Job, Memory
+from ..evaluation.rollout import Controller, Decision, Job, Memory, Response
 from ..following.masks import Mask, Tracked
 from ..frames import Frame
 from ..show.story import Supplied
@@ -28,7 +28,7 @@ REMEMBERED = 10 * SPEC.episode_steps  # steps of an episode that goes on and on
 
 
 class Guide:
-    """A reference to follow, and who follows it: one controller per lane, made once."""
+    """A reference to follow, and who follows it: one controller per slot, made once."""
 
     def __init__(
         self, demonstration: Demonstration, controllers: Mapping[str, Controller], usual: Guide | None = None
@@ -51,13 +51,13 @@ class Guide:
 
 
 @dataclass(frozen=True)
-class Lane:
+class Slot:
     """One controller's side of the episode after some step."""
 
     name: str
     state: Array  # MuJoCo's integration state
     place: Array  # where the object's base is, metres
-    answer: Answer | None = None  # in force; None when the next step begins with a look
+    answer: Response | None = None  # in force; None when the next step begins with a look
     since: int = 0  # steps of it that are done
     looks: int = 0  # since the reference was begun
     success: bool = False  # now
@@ -74,7 +74,7 @@ class Instant:
     begun: int  # step at which the reference was begun
     guide: Guide
     azimuth_deg: float
-    lanes: tuple[Lane, ...]
+    slots: tuple[Slot, ...]
     events: tuple[str, ...] = ()  # what a person did before the next step
 
     @property
@@ -83,17 +83,17 @@ class Instant:
 
     @property
     def over(self) -> bool:
-        """Nothing more to see, as evaluation judges it: done, broken or out of time in every lane."""
+        """Nothing more to see, as evaluation judges it: done, broken or out of time in every slot."""
         if self.elapsed >= steps_of(self.guide.demonstration.world):
             return True
-        return all(lane.broken or lane.first_success is not None for lane in self.lanes)
+        return all(slot.broken or slot.first_success is not None for slot in self.slots)
 
 
 @dataclass(frozen=True)
 class Sight:
-    """What there is to see of a lane: the camera's frame, the pose of every body, what was planned on."""
+    """What there is to see of a slot: the camera's frame, the pose of every body, what was planned on."""
 
-    lane: Lane
+    slot: Slot
     frame: Frame
     positions: Array  # (bodies, 3) metres, world
     wxyz: Array  # (bodies, 4)
@@ -102,7 +102,7 @@ class Sight:
 
     @property
     def match_error_mm(self) -> float | None:
-        return None if self.lane.answer is None else self.lane.answer.match_error_mm
+        return None if self.slot.answer is None else self.slot.answer.match_error_mm
 
 
 class Episode:
@@ -120,24 +120,24 @@ class Episode:
         self.scene = scene
         self.world.reset(scene)
         state, place = self.world.snapshot(), self.world.place
-        lanes = tuple(Lane(name, state, place) for name in guide.controllers)
-        self.now = Instant(0, 0, guide, scene.camera_azimuth_deg, lanes)
+        slots = tuple(Slot(name, state, place) for name in guide.controllers)
+        self.now = Instant(0, 0, guide, scene.camera_azimuth_deg, slots)
         self.past: deque[Instant] = deque(maxlen=REMEMBERED)  # one per step, each as it was when the step began
 
     # What a person does
 
     def carry(self, name: str, controller: PolicyController, mask: Mask) -> None:
-        """Begins again; in the lane `name` this controller carries a mask of the first frame from look to look."""
+        """Begins again; in the slot `name` this controller carries a mask of the first frame from look to look."""
         usual = self.now.guide.usual
         self._begin(self.scene, Guide(usual.demonstration, {**usual.controllers, name: controller}, usual))
         frame = self.see()[0].frame
         assert controller.matcher is not None
         tracked = Tracked(controller.matcher, frame, mask)
-        lanes = (
-            replace(lane, memory=replace(lane.memory, tracked=tracked)) if lane.name == name else lane
-            for lane in self.now.lanes
+        slots = (
+            replace(slot, memory=replace(slot.memory, tracked=tracked)) if slot.name == name else slot
+            for slot in self.now.slots
         )
-        self.now = replace(self.now, lanes=tuple(lanes))
+        self.now = replace(self.now, slots=tuple(slots))
         self._happened("mask: clicked")
 
     def follow(self, guide: Guide) -> None:
@@ -145,19 +145,19 @@ class Episode:
         if self.now.step == 0:
             self.begin(self.scene, guide)
             return
-        lanes = (
+        slots = (
             replace(
-                lane,
+                slot,
                 answer=None,
                 since=0,
                 looks=0,
                 success=False,
                 first_success=None,
-                memory=Memory(began=lane.memory.began),
+                memory=Memory(began=slot.memory.began),
             )
-            for lane in self.now.lanes
+            for slot in self.now.slots
         )
-        self.now = replace(self.now, guide=guide, begun=self.now.step, lanes=tuple(lanes))
+        self.now = replace(self.now, guide=guide, begun=self.now.step, slots=tuple(slots))
         self._happened(f"reference: {guide.words}")
 
     def place(self, u: tuple[float, float]) -> None:
@@ -183,13 +183,13 @@ class Episode:
         return self._happened(f"camera to {azimuth_deg:g} degrees", "camera to")
 
     def interfere(self, act: Callable[[World], None], words: str, slider: str = "") -> None:
-        """The same in every lane; no controller is informed, its next look shows it."""
-        lanes = []
-        for lane in self.now.lanes:
-            self._restore(lane)
+        """The same in every slot; no controller is informed, its next look shows it."""
+        slots = []
+        for slot in self.now.slots:
+            self._restore(slot)
             act(self.world)
-            lanes.append(replace(lane, state=self.world.snapshot(), place=self.world.place))
-        self.now = replace(self.now, lanes=tuple(lanes))
+            slots.append(replace(slot, state=self.world.snapshot(), place=self.world.place))
+        self.now = replace(self.now, slots=tuple(slots))
         self._happened(words, slider)
 
     def _happened(self, words: str, slider: str = "") -> None:
@@ -202,58 +202,58 @@ class Episode:
     # What the robots do
 
     def look(self) -> None:
-        """Lanes that have no plan look and make one, without moving yet."""
-        self.now = replace(self.now, lanes=tuple(self._looked(lane) for lane in self.now.lanes))
+        """Slots that have no plan look and make one, without moving yet."""
+        self.now = replace(self.now, slots=tuple(self._looked(slot) for slot in self.now.slots))
 
     def advance(self) -> None:
-        """One control step in every lane."""
-        lanes = tuple(self._stepped(self._looked(lane)) for lane in self.now.lanes)
-        self.past.append(replace(self.now, lanes=tuple(map(_planned, self.now.lanes, lanes))))
-        self.now = replace(self.now, step=self.now.step + 1, lanes=lanes, events=())
+        """One control step in every slot."""
+        slots = tuple(self._stepped(self._looked(slot)) for slot in self.now.slots)
+        self.past.append(replace(self.now, slots=tuple(map(_planned, self.now.slots, slots))))
+        self.now = replace(self.now, step=self.now.step + 1, slots=slots, events=())
 
-    def _restore(self, lane: Lane, azimuth_deg: float | None = None) -> None:
+    def _restore(self, slot: Slot, azimuth_deg: float | None = None) -> None:
         azimuth = self.now.azimuth_deg if azimuth_deg is None else azimuth_deg
-        self.world.restore(replace(self.scene, camera_azimuth_deg=azimuth), lane.state, lane.place)
+        self.world.restore(replace(self.scene, camera_azimuth_deg=azimuth), slot.state, slot.place)
 
-    def _looked(self, lane: Lane) -> Lane:
-        if lane.broken or (lane.answer is not None and lane.since < SPEC.executed):
-            return lane
+    def _looked(self, slot: Slot) -> Slot:
+        if slot.broken or (slot.answer is not None and slot.since < SPEC.executed):
+            return slot
         guide = self.now.guide
-        self._restore(lane)
-        world, controller = self.world, guide.controllers[lane.name]
-        frame = world.observe() if controller.looks else None
+        self._restore(slot)
+        world, controller = self.world, guide.controllers[slot.name]
+        frame = world.observe() if controller.sees else None
         job = Job(self.scene, guide.demonstration.task)
         (answer,) = controller.decide(
             [
                 Decision(
                     job,
-                    replan=lane.looks,
+                    replan=slot.looks,
                     elapsed=self.now.elapsed,
                     frame=frame,
                     T_world_object=world.T_world_object,
                     robot_state=world.robot_state,
-                    memory=lane.memory,
+                    memory=slot.memory,
                 )
             ]
         )
-        return replace(lane, answer=answer, since=0, looks=lane.looks + 1, memory=answer.memory)
+        return replace(slot, answer=answer, since=0, looks=slot.looks + 1, memory=answer.memory)
 
-    def _stepped(self, lane: Lane) -> Lane:
-        if lane.broken:
-            return lane
-        assert lane.answer is not None and lane.answer.plan is not None
-        action = lane.answer.plan.actions[lane.since]
+    def _stepped(self, slot: Slot) -> Slot:
+        if slot.broken:
+            return slot
+        assert slot.answer is not None and slot.answer.plan is not None
+        action = slot.answer.plan.actions[slot.since]
         if not np.isfinite(action).all():
-            return replace(lane, broken=True)
+            return replace(slot, broken=True)
         world, task = self.world, self.now.guide.demonstration.task
-        self._restore(lane)
+        self._restore(slot)
         world.step(action)
         success = world.success(task) and not world.diverged
-        first = self.now.elapsed + 1 if success and lane.first_success is None else lane.first_success
+        first = self.now.elapsed + 1 if success and slot.first_success is None else slot.first_success
         return replace(
-            lane,
+            slot,
             state=world.snapshot(),
-            since=lane.since + 1,
+            since=slot.since + 1,
             success=success,
             first_success=first,
             broken=world.diverged,
@@ -262,22 +262,22 @@ class Episode:
     # What is seen
 
     def see(self, instant: Instant | None = None) -> list[Sight]:
-        """Every lane as the camera and the simulator show it, now or at an earlier instant."""
+        """Every slot as the camera and the simulator show it, now or at an earlier instant."""
         instant = instant or self.now
         sights: list[Sight] = []
-        for lane in instant.lanes:
-            plan = None if lane.answer is None else lane.answer.plan
+        for slot in instant.slots:
+            plan = None if slot.answer is None else slot.answer.plan
             phase = None if plan is None else plan.phase
             if plan is None:  # nobody has looked yet: the frame that the clock says, rather than an empty picture
                 phase = reference_phase(instant.elapsed, len(instant.guide.demonstration))
             supplied = None if phase is None else instant.guide.supplied(phase)
-            if sights and lane.state is sights[-1].lane.state:  # at the start lanes differ in name alone
-                sights.append(replace(sights[-1], lane=lane, supplied=supplied))
+            if sights and slot.state is sights[-1].slot.state:  # at the start slots differ in name alone
+                sights.append(replace(sights[-1], slot=slot, supplied=supplied))
                 continue
-            self._restore(lane, instant.azimuth_deg)
+            self._restore(slot, instant.azimuth_deg)
             data = self.world.data
             poses = data.xpos.copy(), data.xquat.copy()
-            sights.append(Sight(lane, self.world.observe(), *poses, self.world.progress, supplied))
+            sights.append(Sight(slot, self.world.observe(), *poses, self.world.progress, supplied))
         return sights
 
     @property
@@ -290,12 +290,12 @@ class Episode:
     @property
     def u(self) -> tuple[float, float]:
         """Where the object's base is now, normalised."""
-        pair, place = self.world.pair, self.now.lanes[0].place
+        pair, place = self.world.pair, self.now.slots[0].place
         (x0, x1), (y0, y1) = pair.x, pair.y
         return float((place[0] - x0) / (x1 - x0)), float((place[1] - y0) / (y1 - y0))
 
 
-def _planned(before: Lane, after: Lane) -> Lane:
+def _planned(before: Slot, after: Slot) -> Slot:
     """As it was before the step, with the plan that the step was taken from."""
     if after.answer is before.answer or after.broken:
         return before

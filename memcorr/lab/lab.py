@@ -2,7 +2,7 @@
 
     page -> callbacks (the web server's thread) -> inbox of orders -> this thread -> pictures and poses -> page
 
-Sliders act at once. Before the first step they choose the scene; in mid-episode they disturb it, in both lanes.
+Sliders act at once. Before the first step they choose the scene; in mid-episode they disturb it, in both slots.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..demos.collect import find_references
 from ..demos.store import Demonstration, Store
 from ..errors import UserError
 from ..evaluation.controllers import REPLAYS, PolicyController, ReplayController
-from ..evaluation.evaluate import find_subject, settle, usual
+from ..evaluation.evaluate import find_subject, normalised, usual
 from ..evaluation.intervention import Intervention
 from ..policy.policy import load_policy
 from ..spec import DOOR, stock_task, tasks_of
@@ -44,7 +44,7 @@ from .visitors import guarded
 
 log = logging.getLogger(__name__)
 NUDGE, BASE_M, HAND_M = 0.15, 0.02, 0.05  # share of the neutral range, metres, metres: one push
-QUIET = 0.3  # seconds without an order after which a lane that stands still looks ahead
+QUIET = 0.3  # seconds without an order after which a slot that stands still looks ahead
 # Of several such orders that wait the last counts.
 ONCE = ("u x", "u y", "placement", "start", "camera", "speed", "follow", "record", "world", "page")
 KEPT = 8  # references prepared for the matcher
@@ -57,7 +57,7 @@ class Lab:
         self.out, self.policy = out, load_policy(policy)
         if self.policy.design.visual:
             raise UserError(f"{self.policy.design.name} follows no reference: it is given the task")
-        self.shown = settle(find_subject(policy), usual(policy, Intervention(matcher=matcher)))
+        self.shown = normalised(find_subject(policy), usual(policy, Intervention(matcher=matcher)))
         self.replayed = Intervention(matcher=matcher)
         load_matcher(matcher)  # complains before anything is recorded
         self.stores: dict[str, Path] = {}
@@ -115,7 +115,7 @@ class Lab:
                 del self.guides[next(iter(self.guides))]
             one = {demonstration.task: demonstration}
             controllers = (
-                PolicyController(self.policy, one, self.shown, lanes=1),
+                PolicyController(self.policy, one, self.shown, slots=1),
                 ReplayController(one, self.replayed),
             )
             self.guides[demonstration.path] = Guide(demonstration, dict(zip(self.names, controllers, strict=True)))
@@ -193,7 +193,7 @@ class Lab:
             self.panel.say("look at the mask; more clicks mend it, then press use")
         elif value == "use":
             one = {e.now.guide.demonstration.task: e.now.guide.demonstration}
-            carrying = PolicyController(self.policy, one, replace(self.shown, masks="carried"), lanes=1)
+            carrying = PolicyController(self.policy, one, replace(self.shown, masks="carried"), slots=1)
             e.carry(self.names[0], carrying, self.clicks.usable(frame))
             self.panel.say(f"{self.names[0]} carries the clicked mask in this episode")
         self.panel.masked.image = self.clicks.picture(frame)
@@ -257,7 +257,7 @@ class Lab:
     @property
     def waiting(self) -> bool:
         """Whether somebody would look first if an episode went on."""
-        return not self.playing and any(lane.answer is None and not lane.broken for lane in self.episode.now.lanes)
+        return not self.playing and any(slot.answer is None and not slot.broken for slot in self.episode.now.slots)
 
     def patience(self, due: float, quiet: float) -> float | None:
         if self.playing:

@@ -160,15 +160,15 @@ class Panel:
 
     def show(self, now: Instant, sights: Sequence[Sight], pictures: Sequence[Image], where: str) -> None:
         for sight, picture in zip(sights, pictures, strict=True):
-            self.pictures[sight.lane.name].image = cv2.resize(picture, PICTURE, interpolation=cv2.INTER_AREA)
+            self.pictures[sight.slot.name].image = cv2.resize(picture, PICTURE, interpolation=cv2.INTER_AREA)
         self.reading.content = table(self.pair.name, now, sights, where)
 
 
 def table(world: str, now: Instant, sights: Sequence[Sight], where: str) -> str:
-    """The readings as HTML: one column per lane."""
+    """The readings as HTML: one column per slot."""
     guide = now.guide
-    rows: dict[str, list[str]] = {"": [sight.lane.name for sight in sights]}
-    plans = [None if sight.lane.answer is None else sight.lane.answer.plan for sight in sights]
+    rows: dict[str, list[str]] = {"": [sight.slot.name for sight in sights]}
+    plans = [None if sight.slot.answer is None else sight.slot.answer.plan for sight in sights]
     rows["phase"] = ["" if plan is None or plan.phase is None else f"frame {plan.phase}" for plan in plans]
     rows["confidence"] = [
         "" if plan is None or plan.matches is None else f"{plan.confidence:.2f}, {plan.valid_points} points"
@@ -191,12 +191,12 @@ def table(world: str, now: Instant, sights: Sequence[Sight], where: str) -> str:
 
 
 def verdict(sight: Sight) -> str:
-    lane = sight.lane
-    if lane.broken:
+    slot = sight.slot
+    if slot.broken:
         return "physics broke down"
-    if lane.first_success is None:
+    if slot.first_success is None:
         return "not yet"
-    return f"after {lane.first_success} steps" + ("" if lane.success else ", undone since")
+    return f"after {slot.first_success} steps" + ("" if slot.success else ", undone since")
 
 
 def legend() -> str:

@@ -13,7 +13,7 @@ import rerun.blueprint as rrb
 import trimesh
 
 from ..errors import UserError
-from ..runs import claimed, written_whole
+from ..folders import claimed, written_whole
 from ..show.video import FPS, SIDE, STRIP, Image, caption, confidence_colour, draw, towards, write_film
 from ..spec import SPEC, Array
 from .episode import Episode, Instant, Sight
@@ -25,9 +25,9 @@ MOST = 100  # recordings in a folder
 
 
 def picture(sight: Sight) -> Image:
-    """Reference and live image of one lane, with matches, relation vectors and the planned path."""
-    plan = None if sight.lane.answer is None else sight.lane.answer.plan
-    return draw(sight.frame, sight.supplied, plan, min(sight.lane.since, SPEC.chunk - 1))
+    """Reference and live image of one slot, with matches, relation vectors and the planned path."""
+    plan = None if sight.slot.answer is None else sight.slot.answer.plan
+    return draw(sight.frame, sight.supplied, plan, min(sight.slot.since, SPEC.chunk - 1))
 
 
 def record(episode: Episode, out: Path, progress: Callable[[float], None]) -> tuple[Path, Path]:
@@ -51,17 +51,17 @@ def record(episode: Episode, out: Path, progress: Callable[[float], None]) -> tu
                     yield from [page] * (FPS if i == len(instants) - 1 else 1)
                     progress((i + 1) / len(instants))
 
-            write_film(film, pictures(), (2 * SIDE, STRIP + len(episode.now.lanes) * SIDE))
+            write_film(film, pictures(), (2 * SIDE, STRIP + len(episode.now.slots) * SIDE))
     return film, log
 
 
 def titled(world: str, instant: Instant, sights: Sequence[Sight]) -> Image:
-    """One picture of the video: a lane below the other."""
-    title = f"{sights[0].lane.name} above, {sights[-1].lane.name} below   {world}   step {instant.step}"
+    """One picture of the video: a slot below the other."""
+    title = f"{sights[0].slot.name} above, {sights[-1].slot.name} below   {world}   step {instant.step}"
     title += f"   reference: {instant.guide.words}, begun at step {instant.begun}"
     title += "".join(f"   {event}" for event in instant.events)
     states = (
-        f"{s.lane.name}: {towards(world, s.progress)}{', SUCCESS' * (s.lane.first_success is not None)}" for s in sights
+        f"{s.slot.name}: {towards(world, s.progress)}{', SUCCESS' * (s.slot.first_success is not None)}" for s in sights
     )
     return caption(np.concatenate([picture(sight) for sight in sights]), title, "      ".join(states))
 
@@ -71,7 +71,7 @@ class Log:
 
     def __init__(self, path: Path, episode: Episode) -> None:
         self.stream = rr.RecordingStream("memcorr_lab")
-        names = [lane.name for lane in episode.now.lanes]
+        names = [slot.name for slot in episode.now.slots]
         self.stream.save(path, default_blueprint=_blueprint(names))
         self.stream.log("world", rr.ViewCoordinates.RIGHT_HAND_Z_UP, static=True)
         self.offsets = {name: i * APART for i, name in enumerate(names)}
@@ -95,10 +95,10 @@ class Log:
         for event in instant.events:
             self.stream.log("events", rr.TextLog(event))
         for sight in sights:
-            self._lane(sight)
+            self._slot(sight)
 
-    def _lane(self, sight: Sight) -> None:
-        log, name = self.stream.log, sight.lane.name
+    def _slot(self, sight: Sight) -> None:
+        log, name = self.stream.log, sight.slot.name
         poses = np.concatenate([sight.positions, sight.wxyz], axis=1)
         for body in self.bodies:
             if name not in self._poses or not np.array_equal(self._poses[name][body], poses[body]):
@@ -116,7 +116,7 @@ class Log:
             vectors = segments[:, 1] - segments[:, 0]
             shown = rr.Arrows3D(origins=segments[:, 0], vectors=vectors, colors=ARROWS[words], radii=0.0015)
             log(f"world/{name}/arrows/{re.sub('[^a-z]+', '-', words)}", shown)
-        plan = None if sight.lane.answer is None else sight.lane.answer.plan
+        plan = None if sight.slot.answer is None else sight.slot.answer.plan
         if plan is not None and plan.matches is not None:
             valid = plan.matches.valid
             colours = [confidence_colour(c) for c in plan.matches.confidence[valid]]
@@ -127,7 +127,7 @@ class Log:
         if sight.match_error_mm is not None:
             log(f"{name}/match-error-mm", rr.Scalars(sight.match_error_mm))
         log(f"{name}/progress", rr.Scalars(sight.progress))
-        log(f"{name}/success", rr.Scalars(float(sight.lane.success)))
+        log(f"{name}/success", rr.Scalars(float(sight.slot.success)))
 
     def close(self) -> None:
         self.stream.flush()
@@ -138,7 +138,7 @@ def _blueprint(names: Sequence[str]) -> rrb.Blueprint:
     pictures = [rrb.Spatial2DView(origin=f"{name}/seen", name=name) for name in names]
     numbers = ("progress", "match-error-mm", "confidence", "phase")
     plots = [rrb.TimeSeriesView(contents=[f"{name}/{number}" for name in names], name=number) for number in numbers]
-    space = rrb.Spatial3DView(origin="world", name="both lanes")
+    space = rrb.Spatial3DView(origin="world", name="both slots")
     return rrb.Blueprint(
         rrb.Vertical(rrb.Horizontal(space, rrb.Vertical(*pictures)), rrb.Horizontal(*plots), row_shares=[3, 1]),
         collapse_panels=True,

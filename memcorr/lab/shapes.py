@@ -102,11 +102,11 @@ def arrows(sight: Sight) -> dict[str, Array]:
     """Segments (n, 2, 3) in metres, world frame, by the words of the legend; none before the first look."""
     of = {colour: words for words, colour in LEGEND}
     found = {words: np.zeros((0, 2, 3)) for words in ARROWS}
-    plan = None if sight.lane.answer is None else sight.lane.answer.plan
+    plan = None if sight.slot.answer is None else sight.slot.answer.plan
     if plan is None:
         return found
     g_live = sight.frame.gripper
-    found[of[YELLOW]] = np.array(list(pairwise(planned_path(g_live, plan.actions[sight.lane.since :]))))
+    found[of[YELLOW]] = np.array(list(pairwise(planned_path(g_live, plan.actions[sight.slot.since :]))))
     if sight.supplied is not None:
         found[of[PURPLE]] = np.array(list(pairwise(sight.supplied.future)))
     if sight.supplied is not None and plan.matches is not None:

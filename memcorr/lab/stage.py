@@ -1,4 +1,4 @@
-"""The 3D scene on the page: every lane's robot and object, the camera, the points and arrows of the plan in force."""
+"""The 3D scene on the page: every slot's robot and object, the camera, the points and arrows of the plan in force."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ..worlds.world import CAMERA_FOVY, World
 from .episode import Sight
 from .shapes import ARROWS, COARSE, Shape, arrows, shapes
 
-APART = np.array([1.5, 0.0, 0.0])  # metres between lanes
+APART = np.array([1.5, 0.0, 0.0])  # metres between slots
 EYE = np.array([0.45, -2.0, 2.1])  # of who opens the page, from the middle of what is looked at
 POINT, SHAFT, HEAD = 0.012, 0.0012, 0.004  # metres
 STILL = 1e-6  # metres and quaternions: less has not moved
 
 
 class Actor:
-    """The nodes of one lane in the scene tree."""
+    """The nodes of one slot in the scene tree."""
 
     def __init__(self, scene: viser.SceneApi, name: str, offset: Array, solids: Sequence[Shape]) -> None:
         root = f"/{name}"
@@ -60,7 +60,7 @@ class Actor:
         for words, segments in arrows(sight).items():
             if not np.array_equal(self.arrows[words].points, segments.astype(np.float32)):
                 self.arrows[words].points = segments.astype(np.float32)
-        plan = None if sight.lane.answer is None else sight.lane.answer.plan
+        plan = None if sight.slot.answer is None else sight.slot.answer.plan
         matches = None if plan is None else plan.matches
         self.points.visible = matches is not None and bool(matches.valid.any())
         if matches is not None and self.points.visible:
@@ -91,7 +91,7 @@ class Stage:
 
     def show(self, sights: Sequence[Sight]) -> None:
         for sight in sights:
-            self.actors[sight.lane.name].show(sight)
+            self.actors[sight.slot.name].show(sight)
         T_world_cam = sights[0].frame.camera.T_world_cam
         if not np.array_equal(T_world_cam, self._T_world_cam):
             x, y, z, w = Rotation.from_matrix(T_world_cam[:3, :3]).as_quat()

@@ -21,7 +21,7 @@ from ..errors import UserError
 from ..following.course import Progress
 from ..following.doubts import PATIENCE, another_object, doubt
 from ..following.reference import Reference
-from ..following.step import Following, Look, MatcherSource, Observation, Relation
+from ..following.step import Following, MatcherSource, Observation, Query, Relation
 from ..frames import Frame, check_frame
 from ..spec import SPEC, Array
 from .checkpoint import Design
@@ -54,7 +54,7 @@ class Plan:
     actions: Array  # (16, 4) in the robot's units, each component in [-1, 1]; the first eight are for now
     phase: int | None = None  # frame of the recording that it follows; None without a reference
     matches: Matches | None = None  # the sixteen point pairs it was shown; None where nothing was matched
-    progress: Progress | None = None  # to be handed to the next look, where the phase is by what is seen
+    progress: Progress | None = None  # to be handed to the next query, where the phase is by what is seen
     doubt: str = ""  # what looks wrong with this frame alone
     stuck: str = ""  # why nothing more is to be expected of this episode
     reason: str = ""  # why it should not be executed: stuck, a doubt at the first frame of an episode, or two in a row
@@ -93,30 +93,30 @@ class Follows(ABC):
     device: str = "cpu"  # the kind that it computes on
 
     @abstractmethod
-    def plan(self, requests: Sequence[Request], lanes: int = 1) -> list[Plan]:
-        """One plan per request, computed in batches of `lanes`: the same bits whoever else is in the batch."""
+    def plan(self, requests: Sequence[Request], slots: int = 1) -> list[Plan]:
+        """One plan per request, computed in batches of `slots`: the same bits whoever else is in the batch."""
 
     def follow(
         self,
         reference: Demonstration,
         matcher: str | Matcher = "embedded",
-        lanes: int = 1,
+        slots: int = 1,
         action_limit: float = ACTION_LIMIT,
     ) -> Follower:
         """This policy bound to a reference; `Follower.swap` exchanges it at run time.
 
         `matcher` is a name, a file of the embedded one's weights, or any object that is a `Matcher`.
-        `lanes` is the batch that a plan is computed in: evaluation uses 8, whose bits differ in the last place.
+        `slots` is the batch that a plan is computed in: evaluation uses 8, whose bits differ in the last place.
         A policy whose file allows larger actions than `action_limit` is refused.
         """
-        return Follower(self, reference, matcher, lanes, action_limit)
+        return Follower(self, reference, matcher, slots, action_limit)
 
 
 class Planner:
-    """A policy with its way of following: looks in, plans out, for any number at once."""
+    """A policy with its way of following: queries in, plans out, for any number at once."""
 
     def __init__(
-        self, policy: Follows, matcher: Matcher | None, lanes: int = 1, action_limit: float = ACTION_LIMIT
+        self, policy: Follows, matcher: Matcher | None, slots: int = 1, action_limit: float = ACTION_LIMIT
     ) -> None:
         d = policy.design
         if d.action_limit > action_limit:
@@ -124,14 +124,14 @@ class Planner:
                 f"{d.name} plans actions of up to {d.action_limit:g}, beyond {action_limit:g}: if the robot may be "
                 f"asked for that, say so (action_limit={d.action_limit:g}, or serve --action-limit {d.action_limit:g})"
             )
-        source = MatcherSource(matcher, d.lifting, lanes) if matcher is not None and d.needs_matches else None
-        self.policy, self.lanes = policy, lanes
+        source = MatcherSource(matcher, d.lifting, slots) if matcher is not None and d.needs_matches else None
+        self.policy, self.slots = policy, slots
         self.following = Following(source, d.phase, costs=d.phase_costs)
 
-    def plan(self, looks: Sequence[Look], noises: Sequence[NDArray[np.float32]]) -> list[Plan]:
+    def plan(self, queries: Sequence[Query], noises: Sequence[NDArray[np.float32]]) -> list[Plan]:
         """What continues each reference from what is seen, one to one."""
-        relations = self.following.step(looks)
-        plans = self.policy.plan([Request(r, z) for r, z in zip(relations, noises, strict=True)], self.lanes)
+        relations = self.following.step(queries)
+        plans = self.policy.plan([Request(r, z) for r, z in zip(relations, noises, strict=True)], self.slots)
         return [
             replace(plan, doubt=_doubt(relation), stuck=relation.stuck)
             for relation, plan in zip(relations, plans, strict=True)
@@ -197,14 +197,14 @@ class Follower:
         policy: Follows,
         reference: Demonstration,
         matcher: str | Matcher = "embedded",
-        lanes: int = 1,
+        slots: int = 1,
         action_limit: float = ACTION_LIMIT,
     ) -> None:
         if policy.design.visual:
             raise UserError(f"{policy.design.name} follows no reference: it is given the task")
         loaded = load_matcher(matcher) if isinstance(matcher, str) else matcher
         used = loaded if policy.design.needs_matches else None
-        self.planner = Planner(policy, used, lanes, action_limit)
+        self.planner = Planner(policy, used, slots, action_limit)
         self.reference = self._taken_up(Reference(reference, used))
         self.progress: Progress | None = None  # of the episode under way
         self.began: Observation | None = None  # its first frame
@@ -237,10 +237,10 @@ class Follower:
             self.progress, self.began = None, None
         if noise is None:
             noise = initial_noise(seed, elapsed, width=design.action_dim)
-        look = Look(Observation(frame), self.reference, elapsed, self.progress, self.began)
-        (plan,) = self.planner.plan([look], [noise])
+        query = Query(Observation(frame), self.reference, elapsed, self.progress, self.began)
+        (plan,) = self.planner.plan([query], [noise])
         plan, self.guard = (self.guard if elapsed else Guard()).passed(plan, elapsed, design)
         if not np.isfinite(plan.actions).all():  # the last gate before a robot
             raise ValueError("the plan holds NaN or infinity: the frame, robot_state or gripper cannot be right")
-        self.progress, self.began, self.swapped = plan.progress, self.began or look.observation, False
+        self.progress, self.began, self.swapped = plan.progress, self.began or query.observation, False
         return plan

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ..errors import UserError
-from ..runs import choose_device, padded
+from ..machine import choose_device, padded
 from ..spec import SPEC
 from .checkpoint import CONFIG, MODEL, Checkpoint, Design, read_checkpoint
 from .condition import Condition, Images, build_condition, own_state, shrink
@@ -68,10 +68,10 @@ class Policy(Follows):
             r.matches, r.frame.gripper, r.reference.gripper, r.phase, d.representation, recorded, d.tracking
         )
 
-    def plan(self, requests: Sequence[Request], lanes: int = 1) -> list[Plan]:
+    def plan(self, requests: Sequence[Request], slots: int = 1) -> list[Plan]:
         plans: list[Plan] = []
         limit = self.design.action_limit
-        for index in padded(len(requests), lanes):
+        for index in padded(len(requests), slots):
             batch = [requests[i] for i in index]
             z = torch.from_numpy(np.stack([r.noise for r in batch])).to(self._where)
             sampled = self.sampler.sample(self.condition(batch).to(self._where), z, self._prefix(batch))

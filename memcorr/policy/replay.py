@@ -33,7 +33,7 @@ class Replay(Follows):
         self.design = Design(name=REPLAY, phase="seen")
         self.seed, self.digest = 0, ""
 
-    def plan(self, requests: Sequence[Request], lanes: int = 1) -> list[Plan]:
+    def plan(self, requests: Sequence[Request], slots: int = 1) -> list[Plan]:
         return [self._plan(request) for request in requests]
 
     def _plan(self, request: Request) -> Plan:

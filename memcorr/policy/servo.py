@@ -139,7 +139,7 @@ class Servo(Follows):
         self.design = Design(name=SERVO, phase="seen")
         self.gains, self.seed, self.digest = gains, 0, ""
 
-    def plan(self, requests: Sequence[Request], lanes: int = 1) -> list[Plan]:
+    def plan(self, requests: Sequence[Request], slots: int = 1) -> list[Plan]:
         return [self._plan(request) for request in requests]
 
     def _plan(self, request: Request) -> Plan:

@@ -24,7 +24,7 @@ from tqdm import tqdm
 from ..demos.store import Demonstration, Store, opened
 from ..errors import UserError
 from ..files import digest_of, read_json, write_json
-from ..runs import claimed, write_text, written_whole
+from ..folders import claimed, write_text, written_whole
 from ..spec import WORLD_TASKS
 from .check.evidence import in_blocks
 from .lerobot import COUNTERS, EXTRA, IMAGES, NUMBERS, OWN, VERSION, pa, pq

@@ -27,8 +27,8 @@ from PIL import Image
 from ..demos.store import LARGEST, LAYOUT, demonstration_path, write_demonstration
 from ..errors import UserError
 from ..files import read_json, write_json
+from ..folders import claimed
 from ..frames import Camera, Frame
-from ..runs import claimed
 from ..spec import DOOR, Array, Task
 
 RECORDED = "recorded"  # the world's name, if it has none

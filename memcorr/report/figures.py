@@ -20,7 +20,7 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 
 from ..evaluation.episodes import Episode
-from ..runs import written_whole
+from ..folders import written_whole
 from ..spec import SPEC, TASKS
 from . import paper
 from .lookup import PHASES, Lookup

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ..evaluation.episodes import find_episodes
-from ..runs import claimed, write_text
+from ..folders import claimed, write_text
 from ..spec import SPEC
 from . import figures as paper_figures
 from .figures import draw_all

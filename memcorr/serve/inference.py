@@ -1,4 +1,4 @@
-"""Plans for the clients: one thread, one batch at a time, always of the same number of lanes.
+"""Plans for the clients: one thread, one batch at a time, always of the same number of slots.
 
 Torch computes here and nowhere else, so the event loop goes on answering, and the bits of a plan depend
 neither on who else is served nor on when. What fails, fails alone: a batch that raises is computed again one
@@ -28,10 +28,10 @@ from ..demos.pace import Pace
 from ..errors import UserError
 from ..following.masks import Tracked
 from ..following.reference import Reference
-from ..following.step import Look, Observation, Relation
+from ..following.step import Observation, Query, Relation
 from ..frames import Camera, Frame
+from ..machine import threads
 from ..policy.plan import ACTION_LIMIT, Follows, Plan, Planner, Request, initial_noise
-from ..runs import threads
 from ..spec import SPEC
 from .protocol import Refused
 
@@ -75,9 +75,9 @@ class ServedReference(Reference):
     def _ahead(self, j: int) -> list[int]:
         if j in self._prepared:
             return [j]
-        looks = list(range(j % SPEC.executed, len(self), SPEC.executed))
-        first = max(min(looks.index(j), len(looks) - BATCH), 0)
-        return looks[first : first + BATCH]
+        upcoming = list(range(j % SPEC.executed, len(self), SPEC.executed))
+        first = max(min(upcoming.index(j), len(upcoming) - BATCH), 0)
+        return upcoming[first : first + BATCH]
 
     def forget(self) -> None:
         for one in (self, *self._paced.values()):
@@ -97,7 +97,7 @@ def _in_own_words() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Planned:
     """A plan and what it took."""
 
     plan: Plan
@@ -109,10 +109,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class _Waiting:
-    look: Look
+    query: Query
     seed: int  # draws the noise of the sample
     since: float
-    answer: Future[Answer]
+    answer: Future[Planned]
     tracked: Tracked | None  # what carries the mask to this look; None where one was sent
 
 
@@ -123,7 +123,7 @@ class Inference:
         self,
         policy: Follows,
         matcher: Matcher | None,
-        lanes: int = 1,
+        slots: int = 1,
         thread_count: int = 1,
         action_limit: float = ACTION_LIMIT,
         masks: Masks = "sent",
@@ -133,8 +133,8 @@ class Inference:
         if (policy.design.state_dim, policy.design.action_dim) != (SPEC.state_dim, SPEC.action_dim):
             raise UserError(f"{policy.design.name} has another robot's state or action: the protocol's have 9 and 4")
         self.matcher = matcher if policy.design.needs_matches else None
-        self.planner = Planner(policy, self.matcher, lanes, action_limit)
-        self.lanes, self.thread_count, self.masks = lanes, thread_count, masks
+        self.planner = Planner(policy, self.matcher, slots, action_limit)
+        self.slots, self.thread_count, self.masks = slots, thread_count, masks
         self._recent: WeakKeyDictionary[Reference, None] = WeakKeyDictionary()  # the last used at the end
         self._lock = threading.Lock()  # of these
         self._waiting: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
@@ -149,7 +149,7 @@ class Inference:
     def start(self) -> None:
         with threads(self.thread_count):
             if not self.steady():
-                log.warning(f"lanes: this processor rounds the rows of a batch of {self.lanes} differently")
+                log.warning(f"slots: this processor rounds the rows of a batch of {self.slots} differently")
         self._thread.start()
         self._preparing.start()
 
@@ -160,8 +160,8 @@ class Inference:
         self._thread.join(timeout)
         self._preparing.join(timeout)
 
-    def submit(self, look: Look, seed: int = 0, tracked: Tracked | None = None) -> Future[Answer]:
-        waiting = _Waiting(look, seed, time.perf_counter(), Future(), tracked)
+    def submit(self, query: Query, seed: int = 0, tracked: Tracked | None = None) -> Future[Planned]:
+        waiting = _Waiting(query, seed, time.perf_counter(), Future(), tracked)
         self._waiting.put(waiting)
         return waiting.answer
 
@@ -213,20 +213,20 @@ class Inference:
 
     def steady(self) -> bool:
         """Whether every row of a batch is computed alike. A batch's shape is constant, but a matrix product may still
-        round its last rows differently: two lanes do on the processor that this was written on, four and more not."""
+        round its last rows differently: two slots do on the processor that this was written on, four and more not."""
         size, camera = SPEC.image_size, Camera.from_fovy(45.0, SPEC.image_size, np.eye(4))
         blank = np.zeros((size, size))
         images = (np.zeros((size, size, 3), np.uint8), blank.astype(np.float32), blank.astype(bool))
         nothing = Relation(Frame(*images, camera, np.zeros(SPEC.state_dim), np.zeros(3)))
-        plans = self.planner.policy.plan([Request(nothing, initial_noise(0))] * self.lanes, self.lanes)
+        plans = self.planner.policy.plan([Request(nothing, initial_noise(0))] * self.slots, self.slots)
         rows = [plan.actions for plan in plans]
         return all(np.array_equal(row, rows[0]) for row in rows)
 
     def _collected(self, first: _Waiting) -> tuple[list[_Waiting], bool]:
-        """Who waits already, up to the number of lanes, and whether nobody comes after them. There is no waiting
+        """Who waits already, up to the number of slots, and whether nobody comes after them. There is no waiting
         for company: it forms by itself while a batch is computed."""
         batch = [first]
-        while len(batch) < self.lanes:
+        while len(batch) < self.slots:
             try:
                 waiting = self._waiting.get_nowait()
             except queue.Empty:
@@ -241,7 +241,7 @@ class Inference:
         began = time.perf_counter()
         try:
             seen = [self._masked(w) for w in batch]
-            plans = self.plan([look for look, _ in seen], [w.seed for w in batch])
+            plans = self.plan([query for query, _ in seen], [w.seed for w in batch])
         except Exception as problem:
             if len(batch) > 1:
                 for waiting in batch:
@@ -252,24 +252,24 @@ class Inference:
         took = 1e3 * (time.perf_counter() - began)
         for waiting, plan, (_, tracked) in zip(batch, plans, seen, strict=True):
             if np.isfinite(plan.actions).all():
-                waiting.answer.set_result(Answer(plan, 1e3 * (began - waiting.since), took, len(batch), tracked))
+                waiting.answer.set_result(Planned(plan, 1e3 * (began - waiting.since), took, len(batch), tracked))
             else:
                 waiting.answer.set_exception(Refused("no finite plan: are robot_state and T_world_cam in metres?"))
 
-    def _masked(self, waiting: _Waiting) -> tuple[Look, Tracked | None]:
+    def _masked(self, waiting: _Waiting) -> tuple[Query, Tracked | None]:
         """With the mask carried from the look before, if none was sent. What carries it is copied: a plan that fails
         has changed nothing."""
-        look, frame = waiting.look, waiting.look.observation.frame
+        query, frame = waiting.query, waiting.query.observation.frame
         if self.masks == "sent" or self.matcher is None:
-            return look, None
+            return query, None
         if waiting.tracked is None:
-            return look, Tracked(self.matcher, frame, frame.mask)
+            return query, Tracked(self.matcher, frame, frame.mask)
         tracked = copy.copy(waiting.tracked)
         tracked.history = [*tracked.history[:1], *tracked.history[1:][-LOOKS:]]
-        return replace(look, observation=Observation(replace(frame, mask=tracked.look(frame)))), tracked
+        return replace(query, observation=Observation(replace(frame, mask=tracked.look(frame)))), tracked
 
-    def plan(self, looks: Sequence[Look], seeds: Sequence[int]) -> list[Plan]:
-        """What `Follower.plan` gives with as many lanes, for each look, bit for bit."""
-        self._use([look.reference for look in looks])
-        noises = [initial_noise(seed, look.elapsed) for look, seed in zip(looks, seeds, strict=True)]
-        return self.planner.plan(looks, noises)
+    def plan(self, queries: Sequence[Query], seeds: Sequence[int]) -> list[Plan]:
+        """What `Follower.plan` gives with as many slots, for each query, bit for bit."""
+        self._use([query.reference for query in queries])
+        noises = [initial_noise(seed, query.elapsed) for query, seed in zip(queries, seeds, strict=True)]
+        return self.planner.plan(queries, noises)

@@ -27,9 +27,9 @@ from websockets.http11 import Request, Response
 from ..correspondence.matcher import load_matcher
 from ..demos.store import Store
 from ..errors import UserError
+from ..machine import provenance
 from ..policy.plan import ACTION_LIMIT
 from ..policy.policy import load_policy
-from ..runs import provenance
 from ..spec import SPEC
 from .inference import Inference, Masks
 from .protocol import FRAME, OPTIONS, Message, Refused, Upload, encode, read_message
@@ -44,7 +44,7 @@ FAILED = "the server failed on this message; its log says why"
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServerSettings:
     """Where the server listens, to whom, and how much of anything it takes."""
 
     host: str = "127.0.0.1"
@@ -81,7 +81,7 @@ def read_key(path: Path) -> str:
 class PolicyServer:
     """Sessions of the clients that are connected, in front of one `Inference`."""
 
-    def __init__(self, settings: Settings, inference: Inference, library: Library) -> None:
+    def __init__(self, settings: ServerSettings, inference: Inference, library: Library) -> None:
         self.settings, self.inference, self.library = settings, inference, library
         self.sessions: dict[ServerConnection, Session] = {}
         self.held: dict[ServerConnection, int] = {}  # bytes of uploads, with those of a message under way
@@ -99,7 +99,7 @@ class PolicyServer:
                 "action_horizon": SPEC.chunk,
                 "action_limit": policy.design.action_limit,
                 "executed": SPEC.executed,
-                "lanes": inference.lanes,
+                "slots": inference.slots,
                 "masks": inference.masks,
                 "message_bytes": settings.message_bytes,
             }
@@ -184,7 +184,7 @@ class PolicyServer:
         if session.reference is not None:
             await self.awaited(connection, self.inference.make_ready(session.reference))
         content: dict[str, Any] = {"reference": session.name, "elapsed": session.elapsed}
-        if (look := session.look(message)) is not None:
+        if (look := session.query(message)) is not None:
             tracked = None if message.masked else session.tracked
             planned = await self.awaited(connection, self.inference.submit(look, message.seed, tracked))
             design = self.inference.planner.policy.design
@@ -301,8 +301,8 @@ def serve_policy(
     policy: str,
     references: Path | None,
     matcher: str,
-    settings: Settings,
-    lanes: int | None = None,
+    settings: ServerSettings,
+    slots: int | None = None,
     thread_count: int = 1,
     device: str = "auto",
     action_limit: float = ACTION_LIMIT,
@@ -313,7 +313,7 @@ def serve_policy(
         handler.addFilter(FewLines())
     store = None if references is None else Store.open(references)
     loaded = load_policy(policy, device)
-    if lanes is None:
-        lanes = 8 if loaded.device == "cuda" else 1
-    inference = Inference(loaded, load_matcher(matcher), lanes, thread_count, action_limit, masks)
+    if slots is None:
+        slots = 8 if loaded.device == "cuda" else 1
+    inference = Inference(loaded, load_matcher(matcher), slots, thread_count, action_limit, masks)
     asyncio.run(PolicyServer(settings, inference, Library(store, inference.matcher)).run())

@@ -12,7 +12,7 @@ from ..demos.store import Store, demonstration_path, read_demonstration
 from ..errors import UserError
 from ..following.course import Progress
 from ..following.masks import Tracked
-from ..following.step import Look, Observation
+from ..following.step import Observation, Query
 from ..policy.checkpoint import Design
 from ..policy.plan import Guard, Plan
 from ..spec import SPEC
@@ -99,7 +99,7 @@ class Session:
         guard, tracked = (NOTHING_YET, None) if message.reset else (self.guard, self.tracked)
         return Session(name, reference, now, uploads, progress, began, guard, tracked)
 
-    def look(self, message: Message) -> Look | None:
+    def query(self, message: Message) -> Query | None:
         """The decision that the message asks for, if it does."""
         if message.frame is None:
             return None
@@ -107,7 +107,7 @@ class Session:
             raise Refused("no reference chosen: name one of the metadata's references, or upload one")
         if not message.masked and self.tracked is None:
             raise Refused("frame lacks mask: every frame needs it, or, with --masks carried, the first of an episode")
-        return Look(Observation(message.frame), self.reference, self.elapsed, self.progress, self.began)
+        return Query(Observation(message.frame), self.reference, self.elapsed, self.progress, self.began)
 
     def executed(self, plan: Plan, seen: Observation, design: Design) -> tuple[Plan, Session]:
         """What the client is told, and the session after it: unless it says otherwise, a client executes half of a

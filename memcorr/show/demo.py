@@ -25,9 +25,9 @@ from ..evaluation.episodes import Episode
 from ..evaluation.evaluate import evaluate, find_subject, usual
 from ..evaluation.intervention import Intervention, ReferenceChoice
 from ..files import content_of
+from ..folders import claimed, write_text, written_whole
 from ..frames import Camera
 from ..policy.servo import SERVO
-from ..runs import claimed, write_text, written_whole
 from ..spec import DOOR, SPEC, WORLD_TASKS, Array, Task, TestSet
 from ..worlds.disturbances import Disturbance
 from ..worlds.pairs import find_pair

@@ -14,9 +14,9 @@ import numpy as np
 
 from ..evaluation.controllers import PolicyController, make_controller
 from ..evaluation.episodes import Episode
-from ..evaluation.evaluate import find_subject, list_jobs, settle
+from ..evaluation.evaluate import find_subject, list_jobs, normalised
 from ..evaluation.intervention import Intervention
-from ..evaluation.rollout import Answer, Controller, Decision, roll_out
+from ..evaluation.rollout import Controller, Decision, Response, roll_out
 from ..frames import Frame
 from ..spec import SPEC, Array, Task, TestSet
 from ..worlds.disturbances import Disturbance, Events
@@ -49,7 +49,7 @@ class Story:
     row: Episode
     reference_task: Task  # the task of the supplied reference, in the end
     references: list[Supplied | None]  # one per decision; None if none is shown
-    answers: list[Answer]
+    answers: list[Response]
     moments: list[Moment]
 
     @property
@@ -64,13 +64,13 @@ class Story:
 class Watcher:
     """Stands between rollout and controller and remembers."""
 
-    looks = True
+    sees = True
 
     def __init__(self, controller: Controller) -> None:
         self.controller = controller
-        self.seen: list[tuple[Decision, Answer]] = []
+        self.seen: list[tuple[Decision, Response]] = []
 
-    def decide(self, decisions: Sequence[Decision]) -> list[Answer]:
+    def decide(self, decisions: Sequence[Decision]) -> list[Response]:
         answers = self.controller.decide(decisions)
         self.seen += zip(decisions, answers, strict=True)
         return answers
@@ -79,7 +79,7 @@ class Watcher:
 def watch(policy: str, shown: Intervention, row: Episode, data: Path) -> Story:
     """The rollout of `row`, once more."""
     subject = find_subject(policy)
-    shown = settle(subject, shown)
+    shown = normalised(subject, shown)
     given = [Disturbance.parse(text) for text in row.disturbance.split("+") if text and row.condition != "disturbed"]
     sets: list[TestSet] = [row.condition]  # type: ignore[list-item]
     (job,) = list_jobs(sets, row.scene_seed, [row.task], [row.scene], row.world, given)

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from ..errors import UserError
 from ..files import content_of
+from ..folders import written_whole
 from ..frames import Camera, Frame
 from ..policy.plan import Plan
-from ..runs import written_whole
 from ..spec import SPEC, WORLD_TASKS, Array, stock_task
 from ..worlds.world import ACTION_SCALE
 from .story import Story, Supplied

@@ -12,8 +12,8 @@ from msgspec import Meta
 
 from ..errors import UserError
 from ..files import converted, decoded
+from ..machine import provenance
 from ..policy.checkpoint import FORMAT, Design, Positive, Seed, read_config
-from ..runs import provenance
 from ..spec import DOOR, PUBLISHED_RESIDUAL_MM, SPEC, TRAINED_WORLDS, WORLD_TASKS, TieBreak
 
 Count = Annotated[int, Meta(ge=1, le=10**9)]

@@ -33,6 +33,9 @@ from tqdm import tqdm
 from ..demos.store import Store
 from ..errors import UserError
 from ..files import refuse, write_json
+from ..folders import claimed
+from ..machine import choose_device
+from ..machine import threads as torch_threads
 from ..policy.checkpoint import (
     AGAIN,
     CONFIG,
@@ -47,8 +50,6 @@ from ..policy.checkpoint import (
 )
 from ..policy.condition import Normalisation
 from ..policy.networks.transformer import parameter_total
-from ..runs import choose_device, claimed
-from ..runs import threads as torch_threads
 from ..spec import tasks_of
 from .batches import Batch, Batches, draw, is_paired, predicted
 from .dataset import measure

@@ -108,7 +108,7 @@ def rows_have_losses_of_their_own(policy: MemCorrPolicy, seen: Batch) -> None:
 
 if __name__ == "__main__":
     env, packed = an_environment_comes_from_one_file(Path(sys.argv[2]))
-    policy = MemCorrPolicy(MemCorrConfig(references=sys.argv[1], device="cpu", lanes=1)).eval()
+    policy = MemCorrPolicy(MemCorrConfig(references=sys.argv[1], device="cpu", slots=1)).eval()
     chunk = policy.predict_action_chunk(packed)  # nested, as it comes out of an environment without processors
     policy.reset()
     seen = unpacked(packed)

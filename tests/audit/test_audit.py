@@ -13,7 +13,17 @@ import pytest
 
 from examples.own_policy_audit import TapeRecorder
 from memcorr.audit.audit import Online, audit
-from memcorr.audit.evidence import SHOWN, Answer, Shown, Trial, checklist, of_answers, of_trials, summarised, verdict
+from memcorr.audit.evidence import (
+    SHOWN,
+    Prediction,
+    Shown,
+    Trial,
+    checklist,
+    of_predictions,
+    of_trials,
+    summarised,
+    verdict,
+)
 from memcorr.audit.offline import audit_offline
 from memcorr.audit.online import GymEnvironment, WorldEnvironment, audit_online, noised
 from memcorr.demos.store import Demonstration, Store
@@ -78,14 +88,14 @@ def test_any_gymnasium_environment_will_do_and_noise_is_paired(tapes: dict[str, 
 
 
 def test_recorded_data_tells_it_too(store: Store, tapes: dict[str, Demonstration]) -> None:
-    listening = of_answers(list(audit_offline(TapeRecorder(), store, tapes, without=[0])), "")
+    listening = of_predictions(list(audit_offline(TapeRecorder(), store, tapes, without=[0])), "")
     correct, empty, opposite = listening.levels
     assert (
         correct.value < 0.5 < min(empty.value, opposite.value) and correct.n == 2 * 5
     )  # both tasks, every fortieth row
     assert all(m.value > 0 and m.verdict == "cannot tell" for m in listening.measures)  # one pair proves nothing
     assert listening.measures[-1].value == 100
-    deaf = of_answers(list(audit_offline(TapeRecorder(tapes["open"]), store, tapes, without=[0])), "")
+    deaf = of_predictions(list(audit_offline(TapeRecorder(tapes["open"]), store, tapes, without=[0])), "")
     by_name = {measure.name: measure for measure in deaf.measures}
     assert by_name["action error, opposite minus correct"].value == 0
     assert by_name["chunk changes, opposite for correct"].high == 0
@@ -114,8 +124,8 @@ def test_who_never_succeeds_is_judged_by_its_first_chunk() -> None:
     assert word == "listens" and "first chunk" in because
     still = [Trial(row.scene, row.task, row.shown, False, 200, "") for row in rows]  # it never moves
     assert verdict([of_trials(still, "")])[0] == "does not listen"
-    answers = [Answer(str(i), "open", shown, 0, error) for i in range(9) for shown, error in PAIRED_ERRORS]
-    assert verdict([of_answers(answers, "")])[0] == "listens"
+    answers = [Prediction(str(i), "open", shown, 0, error) for i in range(9) for shown, error in PAIRED_ERRORS]
+    assert verdict([of_predictions(answers, "")])[0] == "listens"
 
 
 PAIRED_ERRORS: tuple[tuple[Shown, float], ...] = (("correct", 0.5), ("opposite", 0.9))
@@ -167,7 +177,7 @@ def test_noise_for_images_tells_who_looks_and_a_false_reference_is_shown(
 ) -> None:
     def errors(policy: Seer) -> dict[str, float]:
         asked = audit_offline(policy, store, tapes, shown=SHOWN, every=16, without=[0], false=[tapes["close"]])
-        found = of_answers(list(asked), "")
+        found = of_predictions(list(asked), "")
         assert [level.shown for level in found.levels] == list(SHOWN)
         return {level.shown: level.value for level in found.levels}
 

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from memcorr.demos.store import Store
-from memcorr.following.step import Look, Observation
+from memcorr.following.step import Observation, Query
 from memcorr.frames import Frame
 from memcorr.policy.checkpoint import Design
 from memcorr.policy.plan import initial_noise
@@ -78,7 +78,7 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
 def policy(plugin: types.SimpleNamespace, store: Store) -> Any:
     """Its phase is by what is seen, which is what has to be remembered."""
     design = dataclasses.replace(Design(), phase="seen")
-    config = plugin.MemCorrConfig(references=str(store.root), design=json.dumps(dataclasses.asdict(design)), lanes=2)
+    config = plugin.MemCorrConfig(references=str(store.root), design=json.dumps(dataclasses.asdict(design)), slots=2)
     return plugin.MemCorrPolicy(config)
 
 
@@ -118,7 +118,7 @@ def test_an_episode_is_remembered_per_environment_and_reference_and_forgotten_at
     policy.predict_action_chunk(batch([other, other], ["", "open"], [0, 8]))
     assert not policy._episodes[0].progress and policy._episodes[1].progress[policy.reference("open")].elapsed == 8
     chunk = policy.predict_action_chunk(batch([later, other], ["close", "open"], [8, 16]))
-    looks = [Look(Observation(later), policy.reference("close"), 8, None, Observation(other))]
+    looks = [Query(Observation(later), policy.reference("close"), 8, None, Observation(other))]
     (right,) = policy.planner.plan(looks, [initial_noise(0, 0, 2)])
     assert np.array_equal(chunk[0].numpy(), right.actions)
     assert policy._episodes[0].progress[policy.reference("close")].phase == right.progress.phase

@@ -18,7 +18,7 @@ import pytest
 
 from memcorr.demos.store import Store
 from memcorr.evaluation.episodes import EPISODES
-from tests.test_runs import processes, until
+from tests.test_folders import processes, until
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from memcorr.runs import LOCK
+from memcorr.folders import LOCK
 from tests.cluster.conftest import PATIENCE, ROOT, Cluster, contents, waited
-from tests.test_runs import processes
+from tests.test_folders import processes
 
 in_full = pytest.mark.skipif(not os.environ.get("MEMCORR_FULL"), reason="two minutes each: MEMCORR_FULL=1")
 VERBS = ["evaluate", pytest.param("sweep", marks=in_full)]

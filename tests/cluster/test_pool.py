@@ -19,8 +19,8 @@ import pytest
 from memcorr.cluster import pool
 from memcorr.cluster.pool import LOCAL_JOBS, find_workers
 from memcorr.errors import UserError
-from memcorr.runs import Workers, spread
-from tests.test_runs import processes
+from memcorr.workers import Workers, spread
+from tests.test_folders import processes
 
 if TYPE_CHECKING:
     from memcorr.demos.store import Store

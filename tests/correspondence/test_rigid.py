@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
-from memcorr.correspondence.rigid import fit_motion, settle
+from memcorr.correspondence.rigid import fit_motion, refined
 from memcorr.spec import Array
 
 PIXEL = np.full(16, 0.008)
@@ -42,7 +42,7 @@ def test_a_third_of_wrong_points_does_not_matter(shape: str) -> None:
         truth = p @ R.T + t
         measured = truth + rng.normal(0, 0.002, (16, 3))
         measured[rng.choice(16, 5, replace=False)] += rng.normal(0, 0.08, (5, 3))
-        settled = settle(p, measured, np.ones(16), PIXEL)
+        settled = refined(p, measured, np.ones(16), PIXEL)
         before.append(np.linalg.norm(measured - truth, axis=-1))
         after.append(np.linalg.norm(settled.p_live - truth, axis=-1))
     assert np.mean(before) > 0.03
@@ -57,7 +57,7 @@ def test_the_expected_error_is_the_error() -> None:
     for _ in range(300):
         R, t = motion(rng)
         truth = p @ R.T + t
-        settled = settle(p, truth + rng.normal(0, sigma, (16, 3)), np.ones(16), PIXEL)
+        settled = refined(p, truth + rng.normal(0, sigma, (16, 3)), np.ones(16), PIXEL)
         errors.append(((settled.p_live - truth) ** 2).sum(axis=-1))
         expected.append(settled.spread**2)
     np.testing.assert_allclose(np.sqrt(np.mean(expected, axis=0)), np.sqrt(np.mean(errors, axis=0)), rtol=0.35)
@@ -67,7 +67,7 @@ def test_what_bends_stays_as_measured() -> None:
     rng = np.random.default_rng(3)
     p = points(rng, "solid")
     scattered = p + rng.normal(0, 0.1, (16, 3))
-    settled = settle(p, scattered, np.ones(16), PIXEL)
+    settled = refined(p, scattered, np.ones(16), PIXEL)
     np.testing.assert_array_equal(settled.p_live, scattered)
     assert not settled.spread.any() and not settled.misfit.any()
 
@@ -78,8 +78,8 @@ def test_invalid_points_neither_vote_nor_move() -> None:
     truth = p @ R.T + t
     measured, weight = truth.copy(), np.ones(16)
     measured[10:], weight[10:] = 0.0, 0.0
-    settled = settle(p, measured, weight, PIXEL)
+    settled = refined(p, measured, weight, PIXEL)
     np.testing.assert_allclose(settled.p_live[:10], truth[:10], atol=1e-9)
     assert not settled.p_live[10:].any()
     few = np.where(np.arange(16) < 3, 1.0, 0.0)
-    np.testing.assert_array_equal(settle(p, measured, few, PIXEL).p_live, measured)
+    np.testing.assert_array_equal(refined(p, measured, few, PIXEL).p_live, measured)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from memcorr import doctor
+from memcorr.cli import doctor
 from memcorr.correspondence.matcher import load_matcher
 from memcorr.correspondence.xfeat import package
 from memcorr.correspondence.xfeat.matcher import XFeatMatcher, agreed_affine, carried, shares

@@ -30,8 +30,8 @@ from memcorr.demos.collect import collect
 from memcorr.demos.manner import PLAINLY, Manner
 from memcorr.demos.store import Store, demonstration_path, read_demonstration, write_demonstration
 from memcorr.errors import UserError
+from memcorr.folders import TEMPORARY
 from memcorr.frames import Camera, Frame
-from memcorr.runs import TEMPORARY
 from memcorr.spec import SPEC, TASKS, Task
 from memcorr.worlds.scenes import DISTURBED_SEED, Scene
 

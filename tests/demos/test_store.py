@@ -19,7 +19,7 @@ from memcorr.demos.collect import collect
 from memcorr.demos.store import Store, demonstration_path
 from memcorr.errors import UserError
 from memcorr.files import write_json
-from memcorr.runs import TEMPORARY
+from memcorr.folders import TEMPORARY
 from memcorr.spec import SPEC, TASKS
 from memcorr.training.dataset import cut_windows
 from memcorr.worlds.expert import act

@@ -1,4 +1,4 @@
-"""Disturbed rollouts: the same rows whatever the lanes, sensors that lie in known ways, and the tape recorder."""
+"""Disturbed rollouts: the same rows whatever the slots, sensors that lie in known ways, and the tape recorder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from memcorr.demos.store import Store
 from memcorr.errors import UserError
 from memcorr.evaluation.evaluate import evaluate, list_jobs
 from memcorr.evaluation.intervention import Intervention
-from memcorr.evaluation.rollout import Answer, Decision, roll_out
+from memcorr.evaluation.rollout import Decision, Response, roll_out
 from memcorr.evaluation.sensors import degraded
 from memcorr.frames import Frame
 from memcorr.policy.plan import Plan
@@ -47,25 +47,25 @@ def test_replay_plays_the_reference_and_never_looks_again(store: Store, tmp_path
 class Reacts:
     """Moves by what it sees, so that whatever is seen differently is done differently."""
 
-    looks = True
+    sees = True
 
-    def decide(self, decisions: Sequence[Decision]) -> list[Answer]:
+    def decide(self, decisions: Sequence[Decision]) -> list[Response]:
         answers = []
         for decision in decisions:
             frame = decision.frame
             assert frame is not None
             numbers = [frame.mask.mean() * 50, frame.depth.mean() / 5, frame.camera.T_world_cam[0, 3], 0.2]
-            answers.append(Answer(Plan(np.tile(np.sin(np.array(numbers) * 7), (SPEC.chunk, 1)))))
+            answers.append(Response(Plan(np.tile(np.sin(np.array(numbers) * 7), (SPEC.chunk, 1)))))
         return answers
 
 
 def test_disturbed_rollouts_do_not_depend_on_their_company(world: World) -> None:
-    """Base moved, hand pushed, masks late, depth noisy: in lanes side by side or one by one, the same outcome."""
+    """Base moved, hand pushed, masks late, depth noisy: in slots side by side or one by one, the same outcome."""
     wrong = [Disturbance.parse(t) for t in ("shift", "bump", "mask-late", "depth-noise", "action-noise", "extrinsics")]
     jobs = list_jobs(["disturbed"], 0, scenes=[0, 5], disturbances=wrong)
     results = []
-    for lanes in (4, 1):
-        found = dict(roll_out(world, Reacts(), iter(jobs), lanes))
+    for slots in (4, 1):
+        found = dict(roll_out(world, Reacts(), iter(jobs), slots))
         results.append([dataclasses.replace(found[job], seconds=0.0) for job in jobs])
     assert results[0] == results[1] and len({o.final_joint for o in results[0]}) > 1
 

@@ -28,9 +28,9 @@ from memcorr.errors import UserError
 from memcorr.evaluation import controllers
 from memcorr.evaluation.controllers import PolicyController, make_controller, rollout_noise
 from memcorr.evaluation.episodes import EPISODES, Episode, find_episodes, read_episodes
-from memcorr.evaluation.evaluate import check_same_files, evaluate, find_subject, list_jobs, settle, usual
+from memcorr.evaluation.evaluate import check_same_files, evaluate, find_subject, list_jobs, normalised, usual
 from memcorr.evaluation.intervention import Intervention
-from memcorr.evaluation.rollout import LANES, Answer, Decision, Job, roll_out
+from memcorr.evaluation.rollout import SLOTS, Decision, Job, Response, roll_out
 from memcorr.following.step import Relation
 from memcorr.policy.checkpoint import write_model
 from memcorr.policy.plan import Plan, Request
@@ -49,7 +49,7 @@ TESTS: tuple[TestSet, ...] = ("boundary", "extreme", "camera", "combined")
 TRUE = Intervention(matcher="ground-truth")
 
 
-def actions(answer: Answer) -> np.ndarray:
+def actions(answer: Response) -> np.ndarray:
     assert answer.plan is not None
     return answer.plan.actions
 
@@ -262,7 +262,7 @@ def test_a_plan_does_not_depend_on_its_neighbours(
     demonstrations = {task: store.demonstration(0, task) for task in TASKS}
     controller = PolicyController(policy, demonstrations, Intervention(matcher=matcher))
     decisions = []
-    for scene in evaluation_scenes("combined")[: LANES // 2]:
+    for scene in evaluation_scenes("combined")[: SLOTS // 2]:
         for task in TASKS:
             world.reset(scene)
             decisions.append(
@@ -296,16 +296,16 @@ def test_noise_depends_on_seed_scene_task_and_replan_alone(world: World) -> None
 class Recorder:
     """Answers with small pushes and remembers what it was asked."""
 
-    looks = False
+    sees = False
 
     def __init__(self) -> None:
         self.asked: list[Decision] = []
 
-    def decide(self, decisions: Sequence[Decision]) -> list[Answer]:
+    def decide(self, decisions: Sequence[Decision]) -> list[Response]:
         self.asked += decisions
         actions = np.zeros((SPEC.chunk, SPEC.action_dim))
         actions[SPEC.executed :] = np.nan  # the second half must never be executed
-        return [Answer(Plan(actions)) for _ in decisions]
+        return [Response(Plan(actions)) for _ in decisions]
 
 
 def test_eight_of_sixteen_actions_are_executed(world: World) -> None:
@@ -323,12 +323,12 @@ def test_broken_physics_is_a_failure_not_a_closed_door(
     monkeypatch.chdir(tmp_path)  # MuJoCo logs the breakdown to a file in the working directory
 
     class Breaks:
-        looks = False
+        sees = False
 
-        def decide(self, decisions: Sequence[Decision]) -> list[Answer]:
+        def decide(self, decisions: Sequence[Decision]) -> list[Response]:
             world.data.qvel[:] = 1e12
             monkeypatch.setattr(world, "restore", lambda *given: None)  # goes on from the broken state
-            return [Answer(Plan(np.zeros((16, 4)))) for _ in decisions]
+            return [Response(Plan(np.zeros((16, 4)))) for _ in decisions]
 
     (job,) = list_jobs(["boundary"], 0, ["close"], [0])
     ((_, outcome),) = roll_out(world, Breaks(), iter([job]))
@@ -340,10 +340,10 @@ def test_broken_physics_is_a_failure_not_a_closed_door(
 
 def test_an_action_that_is_no_number_is_a_failure(world: World) -> None:
     class Nonsense:
-        looks = False
+        sees = False
 
-        def decide(self, decisions: Sequence[Decision]) -> list[Answer]:
-            return [Answer(Plan(np.full((16, 4), np.nan))) for _ in decisions]
+        def decide(self, decisions: Sequence[Decision]) -> list[Response]:
+            return [Response(Plan(np.full((16, 4), np.nan))) for _ in decisions]
 
     ((_, outcome),) = roll_out(world, Nonsense(), iter(list_jobs(["boundary"], 0, ["close"], [0])))
     assert (outcome.success, outcome.steps, outcome.first_chunk_direction) == (False, 1, "")
@@ -371,7 +371,7 @@ def test_interventions_change_what_the_policy_is_shown(checkpoints: dict[str, st
         relations = build_relations(matches, frame.gripper, demonstration.gripper, j)
         assert relations.valid.all()
         request = Request(Relation(frame, demonstration, j, matches), rollout_noise(42, decision))
-        return policy.plan([request], LANES)[0].actions
+        return policy.plan([request], SLOTS)[0].actions
 
     assert np.array_equal(chunk(), expected("open", 16))
     assert np.array_equal(chunk(reference="opposite"), expected("close", 16))
@@ -419,7 +419,7 @@ def test_visual_and_motion_policies_decide_without_a_matcher(
         subject = find_subject(checkpoints[name])
         plans = {}
         for reference in ("correct", "opposite"):
-            shown = settle(subject, Intervention(reference=reference))
+            shown = normalised(subject, Intervention(reference=reference))
             assert shown.matcher == "none"
             plans[reference] = make_controller(subject.policy, store.root, shown).decide(decisions)
         for answer in plans["correct"]:

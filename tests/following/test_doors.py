@@ -11,7 +11,7 @@ from memcorr.demos.store import Store
 from memcorr.evaluation.controllers import PolicyController
 from memcorr.evaluation.evaluate import usual
 from memcorr.evaluation.intervention import Intervention
-from memcorr.evaluation.rollout import LANES, Decision, Job, Memory
+from memcorr.evaluation.rollout import SLOTS, Decision, Job, Memory
 from memcorr.lab.episode import Episode, Guide
 from memcorr.serve.inference import Inference
 from memcorr.serve.protocol import Message
@@ -32,11 +32,11 @@ def test_every_door_leads_through_the_same_room(store: Store, world: World) -> N
     policy, matcher, scene = memcorr.load_policy("servo"), load_matcher("embedded"), evaluation_scenes("combined")[0]
     opening, closing = (store.demonstration(0, task) for task in ("open", "close"))
     evaluated = PolicyController(policy, {"open": opening, "close": closing}, usual("servo", Intervention(swap=SWAP)))
-    follower = policy.follow(closing, matcher, LANES)
-    served = Inference(policy, matcher, LANES)
+    follower = policy.follow(closing, matcher, SLOTS)
+    served = Inference(policy, matcher, SLOTS)
     library, session = Library(store, served.matcher), Session()
     guides = [
-        Guide(d, {"servo": PolicyController(policy, {d.task: d}, usual("servo"), LANES)}) for d in (closing, opening)
+        Guide(d, {"servo": PolicyController(policy, {d.task: d}, usual("servo"), SLOTS)}) for d in (closing, opening)
     ]
     lab = Episode(world, scene, guides[0])
     memory, phases = Memory(), list[int]()
@@ -45,14 +45,14 @@ def test_every_door_leads_through_the_same_room(store: Store, world: World) -> N
             lab.follow(guides[1])
             follower.swap(opening)
         lab.look()
-        answer_of_lab = lab.now.lanes[0].answer
-        world.restore(scene, lab.now.lanes[0].state, lab.now.lanes[0].place)
+        answer_of_lab = lab.now.slots[0].answer
+        world.restore(scene, lab.now.slots[0].state, lab.now.slots[0].place)
         frame = world.observe()
         decision = Decision(Job(scene, "open"), k, elapsed, frame, world.T_world_object, world.robot_state, memory)
         (answer,) = evaluated.decide([decision])
         memory = answer.memory
         session = session.heard(Message(frame, "pair-000-close" if elapsed < SWAP else "pair-000-open"), library)
-        look = session.look(Message(frame))
+        look = session.query(Message(frame))
         assert look is not None
         (from_server,) = served.plan([look], [0])
         from_server, session = session.executed(from_server, look.observation, policy.design)

@@ -26,7 +26,7 @@ from memcorr.following.masks import (
 )
 from memcorr.frames import Frame
 from tests.test_files import damaged, quick, write_small
-from tests.test_runs import taken
+from tests.test_folders import taken
 
 SPAN = range(48, 84, 2)  # the door is pulled open by a good part
 

@@ -25,7 +25,7 @@ from memcorr.following.measured import (
     read_measured,
 )
 from memcorr.following.reference import Reference
-from memcorr.following.step import Following, Look, MatcherSource, Observation
+from memcorr.following.step import Following, MatcherSource, Observation, Query
 from memcorr.frames import Frame
 from memcorr.policy.checkpoint import read_tensors
 from memcorr.policy.policy import load_policy
@@ -105,7 +105,7 @@ def test_every_row_is_matched_as_in_a_rollout(recorded: Store, seen: Measured) -
     first = windows(lengths[0]) + windows(lengths[1])
     before, following = None, Following(MatcherSource(load_matcher("embedded")), "seen")
     for k in range(0, windows(len(query)), SPEC.executed):
-        (relation,) = following.step([Look(Observation(query.frame(k)), reference, k, before)])
+        (relation,) = following.step([Query(Observation(query.frame(k)), reference, k, before)])
         before, matches = relation.progress, relation.matches
         assert seen.reference_frame[first + k] == relation.phase and matches is not None
         assert np.allclose(seen.matches.p_live[first + k], matches.p_live, atol=1e-6)

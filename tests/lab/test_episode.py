@@ -1,4 +1,4 @@
-"""The lab without its page: lanes, interference, what the 3D scene is made of, what is recorded."""
+"""The lab without its page: slots, interference, what the 3D scene is made of, what is recorded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from memcorr.policy.policy import load_policy
 from memcorr.show.video import is_whole
 from memcorr.worlds.scenes import evaluation_scenes
 from memcorr.worlds.world import World, shared_world
-from tests.test_runs import taken
+from tests.test_folders import taken
 
 pytest.importorskip("viser", reason="memcorr[lab] is not installed")
 
@@ -30,14 +30,14 @@ SCENE = evaluation_scenes("combined")[0]
 
 
 def still(store: Store, task: str = "open") -> Guide:
-    """Two lanes that never move."""
+    """Two slots that never move."""
     return Guide(store.demonstration(0, task), {"a": ZerosController(), "b": ZerosController()})
 
 
 def following(store: Store, task: str) -> Guide:
     """The shipped policy beside replay, as the lab has them."""
     one = {task: store.demonstration(0, task)}
-    policy = PolicyController(load_policy("shipped", "cpu"), one, usual("shipped"), lanes=1)
+    policy = PolicyController(load_policy("shipped", "cpu"), one, usual("shipped"), slots=1)
     return Guide(one[task], {"memcorr": policy, "replay": ReplayController(one, Intervention())})
 
 
@@ -47,33 +47,33 @@ def test_nobody_interfering_it_is_the_rollout_that_evaluation_judges(store: Stor
     episode = Episode(world, SCENE, guide)
     while not episode.now.over:
         episode.advance()
-    done = {lane.name: (lane.first_success, lane.state) for lane in episode.now.lanes}
+    done = {slot.name: (slot.first_success, slot.state) for slot in episode.now.slots}
     for name, controller in guide.controllers.items():
-        ((_, outcome),) = roll_out(world, controller, iter([job]), lanes=1)
+        ((_, outcome),) = roll_out(world, controller, iter([job]), slots=1)
         assert (outcome.success, outcome.steps) == (done[name][0] is not None, done[name][0])
-    assert [lane.success for lane in episode.now.lanes] == [True, True]
+    assert [slot.success for slot in episode.now.slots] == [True, True]
 
 
 @pytest.mark.long
 def test_a_reference_swapped_in_mid_episode_is_followed_from_its_start(store: Store, world: World) -> None:
-    """And an answer is for the lane that asked: matches, phase and error are there for the policy."""
+    """And an answer is for the slot that asked: matches, phase and error are there for the policy."""
     first, other = following(store, "open"), following(store, "close")
     episode = Episode(world, SCENE, first)
     for _ in range(11):
         episode.advance()
-    assert [lane.since for lane in episode.now.lanes] == [3, 3]
+    assert [slot.since for slot in episode.now.slots] == [3, 3]
     episode.follow(other)
     assert (episode.now.begun, episode.now.elapsed, episode.now.events) == (11, 0, ("reference: close, pair 0",))
     assert all(sight.supplied is not None and sight.supplied.task == "close" for sight in episode.see())
     episode.look()
     policy, replay = episode.see()
     for sight in (policy, replay):
-        assert sight.lane.answer is not None and sight.lane.answer.plan is not None
-        assert (sight.lane.answer.plan.phase, sight.lane.since, sight.lane.looks) == (0, 0, 1)
+        assert sight.slot.answer is not None and sight.slot.answer.plan is not None
+        assert (sight.slot.answer.plan.phase, sight.slot.since, sight.slot.looks) == (0, 0, 1)
         assert sight.supplied is not None and sight.supplied.task == "close"
     assert policy.match_error_mm is not None and 0 < policy.match_error_mm < 30
-    assert policy.lane.answer is not None and policy.lane.answer.plan is not None
-    matches = policy.lane.answer.plan.matches
+    assert policy.slot.answer is not None and policy.slot.answer.plan is not None
+    matches = policy.slot.answer.plan.matches
     assert matches is not None
     found = arrows(policy)
     assert (
@@ -83,10 +83,10 @@ def test_a_reference_swapped_in_mid_episode_is_followed_from_its_start(store: St
     assert np.allclose(green[:, 0], matches.p_live[matches.valid]) and np.allclose(green[:, 1], policy.frame.gripper)
 
 
-def test_what_a_person_does_happens_in_every_lane(store: Store, world: World) -> None:
+def test_what_a_person_does_happens_in_every_slot(store: Store, world: World) -> None:
     episode = Episode(world, SCENE, still(store))
     episode.advance()
-    before = [lane.place for lane in episode.now.lanes]
+    before = [slot.place for slot in episode.now.slots]
     episode.interfere(lambda world: world.move_base(np.array([0.02, 0.0, 0.0])), "base moved +x")
     episode.put_joint(0.9)
     for azimuth in (5.0, 15.0, 25.0):  # a slider on its way
@@ -94,8 +94,8 @@ def test_what_a_person_does_happens_in_every_lane(store: Store, world: World) ->
     q = world.pair.start_at(0.9)
     assert episode.now.events == ("base moved +x", f"joint to {q:.3f}", "camera to 25 degrees")
     sights = episode.see()
-    for lane, place, sight in zip(episode.now.lanes, before, sights, strict=True):
-        assert np.allclose(lane.place - place, [0.02, 0, 0])
+    for slot, place, sight in zip(episode.now.slots, before, sights, strict=True):
+        assert np.allclose(slot.place - place, [0.02, 0, 0])
         assert sight.progress == pytest.approx(world.pair.progress(q), abs=1e-6)
         assert np.allclose(sight.frame.camera.T_world_cam, sights[0].frame.camera.T_world_cam)
     assert sights[0].frame.mask.sum() > 100
@@ -103,7 +103,7 @@ def test_what_a_person_does_happens_in_every_lane(store: Store, world: World) ->
     assert episode.now.events == () and len(episode.past[-1].events) == 3
     assert [len(episode.past), episode.now.step] == [2, 2]
     episode.place((0.1, 0.9))
-    assert np.allclose(episode.now.lanes[1].place, world.pair.place((0.1, 0.9))) and np.allclose(episode.u, (0.1, 0.9))
+    assert np.allclose(episode.now.slots[1].place, world.pair.place((0.1, 0.9))) and np.allclose(episode.u, (0.1, 0.9))
 
 
 def test_before_the_first_step_a_slider_chooses_the_scene(store: Store, world: World) -> None:
@@ -115,7 +115,7 @@ def test_before_the_first_step_a_slider_chooses_the_scene(store: Store, world: W
     wanted = replace(SCENE, u=(0.3, 0.6), start=0.2, camera_azimuth_deg=-10.0)
     assert episode.scene == wanted
     world.reset(wanted)
-    assert np.array_equal(world.snapshot(), episode.now.lanes[0].state)
+    assert np.array_equal(world.snapshot(), episode.now.slots[0].state)
     assert world.pair.start_at(usual_share(world)) == pytest.approx(world.pair.start)
 
 
@@ -183,18 +183,18 @@ def test_two_labs_do_not_record_into_one_folder_at_once(store: Store, world: Wor
 
 @pytest.mark.long
 def test_a_task_of_metaworld_is_an_episode_like_any_other() -> None:
-    """Two lanes with states of their own; another placement is another scene; the servo presses the button."""
+    """Two slots with states of their own; another placement is another scene; the servo presses the button."""
     name = "metaworld/button-press"
     store = Store.open(Path(__file__).parents[2] / "results/references/metaworld/button-press")
     world, one = shared_world(name), {"button-press": store.demonstration(0, "button-press")}
-    servo = PolicyController(load_policy("servo"), one, usual("servo"), lanes=1)
+    servo = PolicyController(load_policy("servo"), one, usual("servo"), slots=1)
     guide = Guide(one["button-press"], {"servo": servo, "still": ZerosController()})
     scene = evaluation_scenes("validation", world=name)[0]
     episode = Episode(world, scene, guide)
     assert episode.where == "placement 0"
-    while episode.now.lanes[0].first_success is None and episode.now.step < 300:
+    while episode.now.slots[0].first_success is None and episode.now.step < 300:
         episode.advance()
-    done, still = episode.now.lanes
+    done, still = episode.now.slots
     assert done.success and still.first_success is None
     moved = [sight.progress for sight in episode.see()]
     assert moved[0] > 0.02 and moved[1] < 0.005

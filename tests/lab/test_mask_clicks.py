@@ -1,4 +1,4 @@
-"""A mask by clicking in the lab: shown, then used by the policy's lane in place of the simulator's."""
+"""A mask by clicking in the lab: shown, then used by the policy's slot in place of the simulator's."""
 
 from __future__ import annotations
 
@@ -68,19 +68,19 @@ def test_the_mask_is_shown_before_the_policy_carries_it(lab: Lab) -> None:
     lab.obey(Order("on the object", towards(frame, *innermost(missing))))
     clicked = lab.clicks.mask(frame)
     assert overlap(clicked[None], frame.mask[None])[0] > 0.5 and not np.array_equal(lab.panel.masked.image, blank)
-    assert all(lane.memory.tracked is None for lane in lab.episode.now.lanes)  # shown, not used
+    assert all(slot.memory.tracked is None for slot in lab.episode.now.slots)  # shown, not used
     lab.obey(Order("mask", "use"))
-    policy, replay = lab.episode.now.lanes
+    policy, replay = lab.episode.now.slots
     assert policy.memory.tracked is not None and replay.memory.tracked is None
     assert np.array_equal(policy.memory.tracked.frame.mask, clicked)
     for _ in range(9):
         lab.episode.advance()
-    policy, _ = lab.episode.now.lanes
+    policy, _ = lab.episode.now.slots
     assert policy.answer is not None and policy.answer.plan is not None and policy.answer.plan.valid_points >= 4
     assert policy.memory.tracked is not None and len(policy.memory.tracked.history) > 1  # carried to the next look
     with pytest.raises(UserError, match="before the first step"):
         lab.obey(Order("mask", "clear"))
     lab.obey(Order("run", "reset"))
-    assert all(lane.memory.tracked is None for lane in lab.episode.now.lanes)
+    assert all(slot.memory.tracked is None for slot in lab.episode.now.slots)
     lab.episode.look()
-    assert lab.episode.now.lanes[0].memory.tracked is None  # the simulator's again
+    assert lab.episode.now.slots[0].memory.tracked is None  # the simulator's again

@@ -31,7 +31,7 @@ READING, NOTE = '[data-lab="reading"]', '[data-lab="note"]'
 SLIDERS = ("speed", "u x", "u y", "joint", "camera")  # in the order of the page
 
 # Resolves when the slider's reading and the live picture are other ones than before; the clock starts with the key.
-# Not when any reading is: a lane that looks ahead after the last change would be taken for the answer to this one.
+# Not when any reading is: a slot that looks ahead after the last change would be taken for the answer to this one.
 WATCH = """() => {
   const read = () => document.querySelector('[data-lab="reading"]')?.innerText.match(/u = .*°/)?.[0];
   const drawn = () => document.querySelector('img').src;

@@ -152,7 +152,7 @@ def test_a_velocity_stands_for_the_noise_and_the_clean_chunk(schedule: Schedule,
 @pytest.mark.parametrize("size", [1, 5])
 def test_fast_sampler_equals_forty_full_evaluations(size: int, guidance: float) -> None:
     network, condition = ActionTransformer().eval(), random_condition(size)
-    condition = condition.drop(torch.arange(size) == 3)  # a fallback lane among the others
+    condition = condition.drop(torch.arange(size) == 3)  # a fallback slot among the others
     noise = torch.randn(size, 16, 4)
     expected = straightforward_sample(from_ours(network).eval(), condition, noise, guidance)
     assert torch.allclose(make_sampler(network, guidance).sample(condition, noise), expected, atol=1e-4)

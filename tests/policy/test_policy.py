@@ -23,8 +23,8 @@ from memcorr.errors import UserError
 from memcorr.evaluation.controllers import make_controller, rollout_noise
 from memcorr.evaluation.evaluate import evaluate, usual
 from memcorr.evaluation.intervention import GROUND_TRUTH, Intervention
-from memcorr.evaluation.rollout import LANES, Decision, Job, Memory
-from memcorr.following.step import Look, Observation, Relation
+from memcorr.evaluation.rollout import SLOTS, Decision, Job, Memory
+from memcorr.following.step import Observation, Query, Relation
 from memcorr.frames import Camera, Frame
 from memcorr.policy.checkpoint import write_model
 from memcorr.policy.networks.diffusion import ddim_sample
@@ -86,7 +86,7 @@ def test_chunks_are_actions_of_the_robot(name: str, folders: dict[str, Path], st
     policy = load_trained(str(folders[name]), device="cpu")
     a, b = (store.demonstration(pair, "open") for pair in (0, 1))
     requests = [request(policy, dataset, a, 0, b, noise) for noise in (0, 1)]
-    plans = policy.plan(requests, lanes=2)
+    plans = policy.plan(requests, slots=2)
     chunks = np.stack([plan.actions for plan in plans])
     assert chunks.shape == (2, 16, 4) and np.abs(chunks).max() <= 1
     assert not np.array_equal(chunks[0], chunks[1])
@@ -140,7 +140,7 @@ def test_a_follower_plans_what_the_rollout_plans(
         decision = Decision(Job(scene, task), 2, elapsed, frame, world.T_world_object, world.robot_state)
         controller = make_controller(folders[name], store.root, usual(folders[name]))
         (answer,) = controller.decide([decision])
-        follower = policy.follow(store.demonstration(0, task), lanes=LANES)
+        follower = policy.follow(store.demonstration(0, task), slots=SLOTS)
         plan = follower.plan(frame, elapsed, noise=rollout_noise(42, decision))
         assert answer.plan is not None and np.array_equal(plan.actions, answer.plan.actions)
         assert plan.matches is not None and answer.plan.matches is not None
@@ -162,7 +162,7 @@ def test_a_chunk_continues_the_actions_that_are_made_while_it_is_planned(store: 
         d = store.demonstration(1, task)
         follower, moves = policy.follow(store.demonstration(0, task)), d.action
         relations = follower.planner.following.step(
-            [Look(Observation(d.frame(t)), follower.reference, t) for t in range(8, 72, 16)]
+            [Query(Observation(d.frame(t)), follower.reference, t) for t in range(8, 72, 16)]
         )
         for number, relation in enumerate(relations):
             t = 8 + 16 * number
@@ -183,7 +183,7 @@ def test_an_exchanged_reference_is_taken_up_as_in_a_rollout(
     monkeypatch.setattr("memcorr.policy.plan.LARGEST_CHANGE", 2.0)  # what is not trained jumps
     folder, scene = folders["memcorr-many"], evaluation_scenes("combined")[0]
     controller = make_controller(folder, store.root, usual(folder, Intervention(swap=8)))
-    follower = memcorr.load_policy(folder).follow(store.demonstration(0, "close"), lanes=LANES)
+    follower = memcorr.load_policy(folder).follow(store.demonstration(0, "close"), slots=SLOTS)
     world.reset(scene)
     memory = Memory()
     for look in range(3):

@@ -27,7 +27,7 @@ from memcorr.recordings.check.evidence import repeated
 from memcorr.recordings.check.motion import check_time, in_view
 from memcorr.recordings.check.report import check, examine
 from memcorr.recordings.check.residuals import UNTESTABLE, measure
-from tests.test_runs import taken
+from tests.test_folders import taken
 
 REFERENCES = Path(__file__).parents[2] / "results/references/metaworld"
 

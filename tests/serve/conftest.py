@@ -23,13 +23,13 @@ from websockets.sync.client import connect
 import memcorr
 from memcorr.correspondence.matcher import load_matcher
 from memcorr.demos.store import Store
+from memcorr.folders import claimed
 from memcorr.frames import Frame
-from memcorr.runs import claimed
 from memcorr.serve.protocol import encode
 
 ROOT = Path(__file__).parents[2]
 KEY = "a-key-that-only-the-tests-know"
-LANES = 4
+SLOTS = 4
 OPENPI = ("openpi-client==0.1.2", "typing_extensions")  # it imports the second without declaring it
 
 
@@ -110,9 +110,9 @@ def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(store: Store, key_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The shipped policy, four lanes, with a key."""
+    """The shipped policy, four slots, with a key."""
     log = tmp_path_factory.mktemp("server") / "log"
-    options = ("--references", str(store.root), "--port", "0", "--lanes", str(LANES), "--key-file", str(key_file))
+    options = ("--references", str(store.root), "--port", "0", "--slots", str(SLOTS), "--key-file", str(key_file))
     with serving(log, *options) as running:
         yield running
 
@@ -122,14 +122,14 @@ Expected = Callable[..., np.ndarray]
 
 @pytest.fixture(scope="session")
 def expected(store: Store) -> Expected:
-    """The chunk that the library plans itself, with as many lanes: (reference, frame, elapsed steps at each look)."""
+    """The chunk that the library plans itself, with as many slots: (reference, frame, elapsed steps at each look)."""
     policy, matcher = memcorr.load_policy(device="cpu"), load_matcher("embedded")
     followers: dict[str, Any] = {}
 
     def plan(name: str, frame: Frame, *looks: int) -> np.ndarray:
         if name not in followers:
             _, pair, task = name.split("-")
-            followers[name] = policy.follow(store.demonstration(int(pair), task), matcher, LANES)
+            followers[name] = policy.follow(store.demonstration(int(pair), task), matcher, SLOTS)
         followers[name].progress = followers[name].began = None
         return [followers[name].plan(frame, elapsed).actions for elapsed in looks][-1]
 

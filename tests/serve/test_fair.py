@@ -23,9 +23,9 @@ PENDING = 128
 STRICT = f"""
 import logging, sys
 from pathlib import Path
-from memcorr.serve.server import Settings, serve_policy
+from memcorr.serve.server import ServerSettings, serve_policy
 logging.basicConfig(level="INFO", format="%(message)s")
-settings = Settings(port=0, pending={PENDING}, uploaded_bytes=30 * 2**20, uploaded_frames=int(sys.argv[2]))
+settings = ServerSettings(port=0, pending={PENDING}, uploaded_bytes=30 * 2**20, uploaded_frames=int(sys.argv[2]))
 serve_policy("servo", Path(sys.argv[1]), "embedded", settings)
 """
 

@@ -29,7 +29,7 @@ from memcorr.serve.protocol import FRAME, encode
 from memcorr.serve.server import FAILED
 from memcorr.worlds.gym_env import observation_of
 
-from .conftest import LANES, Client, Expected, Server, serving
+from .conftest import SLOTS, Client, Expected, Server, serving
 
 FULL = bool(os.environ.get("MEMCORR_FULL"))
 MESSAGES, GOOD, BAD, SECONDS = (10_000, 16, 8, 120.0) if FULL else (400, 3, 2, 0.0)
@@ -222,7 +222,7 @@ def test_nonsense_harms_nobody(store: Store, expected: Expected, tmp_path: Path)
     right = {
         (n, i): [expected(n, frames[i], *range(0, 8 * k + 1, 8)) for k in range(LOOKS)] for n in NAMES for i in range(2)
     }
-    options = ("--references", str(store.root), "--port", "0", "--lanes", str(LANES), "--megabytes", "1")
+    options = ("--references", str(store.root), "--port", "0", "--slots", str(SLOTS), "--megabytes", "1")
     tally = Counter[str]()
     with serving(tmp_path / "log", *options) as server:
         with server.client() as client:

@@ -94,7 +94,7 @@ def test_without_carried_masks_every_frame_needs_one(frames: list[Frame], store:
     message = read_message(encode({**seen, "reference": "pair-000-close"}))
     session = Session().heard(message, Library(store, None))
     with pytest.raises(Refused, match="every frame needs it"):
-        session.look(message)
+        session.query(message)
 
 
 @pytest.mark.long

@@ -23,16 +23,16 @@ from memcorr.cli import main
 from memcorr.correspondence.matcher import load_matcher
 from memcorr.demos.store import Store
 from memcorr.errors import UserError
-from memcorr.following.step import Look, Observation
+from memcorr.following.step import Observation, Query
 from memcorr.frames import Frame
 from memcorr.policy.policy import load_policy
 from memcorr.serve.inference import KEPT, PREPARED, Inference, ServedReference
 from memcorr.serve.protocol import FRAME, encode
-from memcorr.serve.server import Settings
+from memcorr.serve.server import ServerSettings
 from memcorr.spec import SPEC
 from memcorr.worlds.gym_env import observation_of
 
-from .conftest import KEY, LANES, ROOT, Expected, Server, serving
+from .conftest import KEY, ROOT, SLOTS, Expected, Server, serving
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_a_client_resets_swaps_and_sets_its_clock(
         answer = client.infer(reference="pair-000-open", elapsed=None)
         assert answer == {"reference": "pair-000-open", "elapsed": 48}, "what was refused changed nothing"
         swapped = client.infer(**seen, reference="pair-000-close")
-        follower = load_policy(device="cpu").follow(store.demonstration(0, "open"), lanes=LANES)
+        follower = load_policy(device="cpu").follow(store.demonstration(0, "open"), slots=SLOTS)
         follower.plan(frame, 40)
         follower.swap(store.demonstration(0, "close"))
         assert swapped["elapsed"] == 0 and np.array_equal(swapped["actions"], follower.plan(frame, 0).actions)
@@ -141,10 +141,10 @@ def test_an_open_address_needs_a_good_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(UserError, match=r"0\.0\.0\.0 is open to others: give --key-file"):
-        Settings(host="0.0.0.0")
+        ServerSettings(host="0.0.0.0")
     with pytest.raises(UserError, match="at least 16"):
-        Settings(host="0.0.0.0", key="short")
-    assert Settings(host="::1").key is None and Settings(host="robot.example", key=KEY).key == KEY
+        ServerSettings(host="0.0.0.0", key="short")
+    assert ServerSettings(host="::1").key is None and ServerSettings(host="robot.example", key=KEY).key == KEY
     for options, words in (
         (("--host", "0.0.0.0"), "open to others"),
         (("--key-file", str(tmp_path / "none")), "cannot be read"),
@@ -159,9 +159,9 @@ def test_an_open_address_needs_a_good_key(
 IMPATIENT = """
 import logging, sys
 from pathlib import Path
-from memcorr.serve.server import Settings, serve_policy
+from memcorr.serve.server import ServerSettings, serve_policy
 logging.basicConfig(level="INFO", format="%(message)s")
-settings = Settings(port=0, message_bytes=2**20, clients=3, patience=1.0)
+settings = ServerSettings(port=0, message_bytes=2**20, clients=3, patience=1.0)
 serve_policy("shipped", Path(sys.argv[1]), "embedded", settings)
 """
 
@@ -252,7 +252,7 @@ def test_few_references_stay_prepared(checkpoints: dict[str, str], store: Store)
     inference = Inference(load_policy(checkpoints["memcorr"]), load_matcher("flow"))
     references = [ServedReference(demonstration, inference.matcher) for _ in range(PREPARED + 2)]
     for reference in references:
-        inference.plan([Look(Observation(demonstration.frame(0)), reference, 0)], [0])
+        inference.plan([Query(Observation(demonstration.frame(0)), reference, 0)], [0])
     assert [bool(r._prepared) for r in references] == [False] * 2 + [True] * PREPARED
 
 
@@ -265,5 +265,5 @@ def test_motion_alone_is_served_without_a_matcher(checkpoints: dict[str, str], s
     policy, demonstration = load_policy(checkpoints["motion-literal"]), store.demonstration(0, "open")
     inference, frame = Inference(policy, load_matcher("flow")), demonstration.frame(0)
     assert inference.matcher is None
-    (plan,) = inference.plan([Look(Observation(frame), ServedReference(demonstration, None), 24)], [0])
+    (plan,) = inference.plan([Query(Observation(frame), ServedReference(demonstration, None), 24)], [0])
     assert np.array_equal(plan.actions, policy.follow(demonstration).plan(frame, 24).actions) and plan.phase == 24

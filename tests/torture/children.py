@@ -23,7 +23,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from ..test_runs import processes
+from ..test_folders import processes
 
 MARK = "MEMCORR_TORTURE"  # in the environment that every child inherits: that is how orphans are found
 DISK = "MEMCORR_TORTURE_DISK"  # where the preloaded library is
@@ -31,7 +31,7 @@ STEPS = {"collect": 96, "evaluate": 40, "demo": 16}  # the expert needs 86
 MODULES = (
     *("memcorr.cli", "memcorr.demos.collect", "memcorr.correspondence.pictures", "memcorr.correspondence.flow"),
     *("memcorr.correspondence.embedded.matcher", "memcorr.training.loop", "memcorr.evaluation.evaluate"),
-    *("memcorr.report.page", "memcorr.show.demo", "memcorr.reproduce", "memcorr.bench.run", "memcorr.doctor"),
+    *("memcorr.report.page", "memcorr.show.demo", "memcorr.reproduce", "memcorr.bench.run", "memcorr.cli.doctor"),
     *("memcorr.correspondence.embedded.train", "torch.utils.tensorboard", "matplotlib.pyplot", "imageio_ffmpeg"),
     *("torch._dynamo", "safetensors.numpy", "typeguard", "PIL.PngImagePlugin"),
 )

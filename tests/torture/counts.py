@@ -7,7 +7,7 @@ import json
 import time
 from pathlib import Path
 
-from memcorr.runs import provenance
+from memcorr.machine import provenance
 
 
 class Counts(collections.Counter[str]):

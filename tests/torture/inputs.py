@@ -137,7 +137,7 @@ def bad_lines() -> list[list[str]]:
         ("serve",): {
             "": ["nonsense", "", "../x"],
             "--port": [*whole, "65536", "-5"],
-            "--lanes": [*whole, "2", "3", "0"],
+            "--slots": [*whole, "2", "3", "0"],
             "--clients": count,
             "--megabytes": count,
             "--threads": count,

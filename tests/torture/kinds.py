@@ -70,7 +70,9 @@ def real_kinds(here: Path) -> tuple[Kind, ...]:
 
     def write_cache(path: Path) -> None:
         rows = 2  # one of each recording: they are shorter than two chunks
-        write_json(path.parent / "cache.json", dataclasses.asdict(cache.Settings(cache.fingerprint(store, 1), 1, rows)))
+        write_json(
+            path.parent / "cache.json", dataclasses.asdict(cache.CacheSettings(cache.fingerprint(store, 1), 1, rows))
+        )
         shapes = {name: (rows, *map(int, form.shape[1:])) for name, form in cache.FORMS.items()}
         arrays = {n: rng.integers(0, 2, shapes[n]).astype(form.dtype) for n, form in cache.FORMS.items()}
         arrays["anchor"][:] = 0
@@ -126,7 +128,7 @@ def measured_kinds(here: Path) -> tuple[Kind, ...]:
     write_json(root / "collection.json", {"layout": 1, "pairs": 1, "world": "mine", "tasks": ["open", "close"]})
     store = Store.open(root)
     chosen = rows.chosen(store, 1, "elapsed")
-    settings = rows.Settings(rows.fingerprint(chosen), (length, length), 1, "elapsed", "flow", "", "rigid")
+    settings = rows.MatchingSettings(rows.fingerprint(chosen), (length, length), 1, "elapsed", "flow", "", "rigid")
     sizes = {"R": settings.rows, "E": 3, "T": 2 * length, "D": 2}
 
     def write(path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from memcorr.errors import UserError
 from memcorr.files import SEAL, read_arrays, read_json
 
-from ..test_runs import until
+from ..test_folders import until
 from .children import Trouble, disk, ended, load, orphans, processor_seconds, start, told, wait
 from .counts import Counts
 

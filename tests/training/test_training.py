@@ -34,7 +34,7 @@ from memcorr.training.experiments import EXPERIMENTS, MAIN, Experiment, find_exp
 from memcorr.training.loop import Run, loss_of, train
 from memcorr.training.metrics import Metrics
 from memcorr.training.optimiser import Weights
-from tests.test_runs import Raise, taken
+from tests.test_folders import Raise, taken
 
 TINY = dataclasses.replace(EXPERIMENTS["debug"], batch=8, updates=(14, 10))
 ONE_PAIR = dataclasses.replace(TINY, train_pairs=1, updates=(4, 2))  # leaves one pair for validation

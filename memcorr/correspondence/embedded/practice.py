@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from ...files import Form, read_arrays, write_arrays
+from ...folders import claimed
 from ...frames import Camera, Frame, look_at
-from ...runs import claimed, spread
 from ...spec import SPEC, Array
+from ...workers import spread
 from ...worlds.gl import mujoco
 from ...worlds.render import Renderer
 from ...worlds.world import CAMERA_NAME, MOCAP_QUAT, build_model

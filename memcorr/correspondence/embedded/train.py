@@ -19,9 +19,10 @@ from tqdm import tqdm
 
 from ...errors import UserError
 from ...files import Form, appending, forget_later_rows, read_arrays, read_json, write_arrays, write_json
+from ...folders import claimed
 from ...frames import Frame
-from ...runs import CORES, claimed
 from ...spec import SPEC, Lifting
+from ...workers import CORES
 from ..lift import BATCH, Crop, crop_object, lift_query, measure, prepare_references
 from ..matcher import Doubt, Matcher
 from ..matches import Matches, carried, join_matches, residuals

@@ -16,7 +16,8 @@ from tqdm import tqdm
 
 from ...errors import UserError
 from ...files import read_json, write_json
-from ...runs import claimed, threads
+from ...folders import claimed
+from ...machine import threads
 from ...spec import Array
 from ..cache import auc
 from ..matcher import Matcher, load_matcher, matcher_label, weights_digest
@@ -104,7 +105,7 @@ def rounded(value: Array | float) -> float:
     return round(float(value), 4)
 
 
-def told(table: dict[str, Any]) -> str:
+def in_words(table: dict[str, Any]) -> str:
     """One line for people."""
     shares = ", ".join(f"{limit} px {100 * table[f'within_{limit}px']:5.1f} %" for limit in WITHIN)
     depth = f"  median {table['median_mm']:.1f} mm, p95 {table['p95_mm']:.1f}" if table["setting"] == STEREO else ""

@@ -17,7 +17,8 @@ import torch
 import tyro
 from tqdm import tqdm
 
-from ...runs import CORES, threads
+from ...machine import threads
+from ...workers import CORES
 from ..cache import auc
 from ..embedded.practice import VIEWS, Group, load_groups, render_practice
 from ..embedded.train import MatcherConfig, calibrate, examine, judge, logistic_regression, make_pair

@@ -135,7 +135,8 @@ def ddim_sample(
     for it."""
     z_t = noise if prefix is None else prefix.put(noise, noise, *ddim_coefficients(schedule, steps)[0][:2])
     for t, coefficients in zip(ddim_timesteps(steps), ddim_coefficients(schedule, steps), strict=True):
-        told = denoise(z_t, torch.full((len(noise),), t, device=noise.device))
-        z_t = ddim_step(z_t, told if predicts == "noise" else noise_of(told, z_t, coefficients), coefficients)
+        prediction = denoise(z_t, torch.full((len(noise),), t, device=noise.device))
+        noise_hat = prediction if predicts == "noise" else noise_of(prediction, z_t, coefficients)
+        z_t = ddim_step(z_t, noise_hat, coefficients)
         z_t = z_t if prefix is None else prefix.put(z_t, noise, *coefficients[2:])
     return z_t

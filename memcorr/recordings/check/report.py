@@ -14,13 +14,13 @@ from ...demos.contact_sheet import Row, Tile, masked, shaded, write_sheet
 from ...demos.remarks import remarks
 from ...demos.store import ALWAYS, JOINT, Demonstration, Store, opened
 from ...errors import UserError
+from ...folders import claimed
 from ...frames import Frame
-from ...runs import claimed
 from ...spec import SPEC
 from .evidence import Evidence, Finding
 from .mask import check_mask
 from .motion import check_actions, check_time
-from .residuals import UNTESTABLE, Residuals, check_residuals, measure, told
+from .residuals import UNTESTABLE, Residuals, check_residuals, in_words, measure
 from .space import check_depth, check_hand, check_intrinsics, check_rotation
 
 SHORTEST = SPEC.chunk + 1  # rows: one chunk of actions, and what came after it
@@ -100,7 +100,7 @@ def check(store: Store, picture: Path) -> Report:
         write_pictures(present, findings, picture)
     fits = (
         "measured (where nine tenths of all parts of the recordings are):",
-        *told(measured),
+        *in_words(measured),
         "what no recording shows:",
         *(f"  {words}" for words in UNTESTABLE),
     )

@@ -74,7 +74,7 @@ NAMES = {
 }
 
 
-def told(measured: Sequence[Residuals]) -> list[str]:
+def in_words(measured: Sequence[Residuals]) -> list[str]:
     """One line each: the median recording, and where nine tenths of all parts are."""
     lines = []
     for name, (words, unit, factor) in NAMES.items():

@@ -7,8 +7,8 @@ import platform
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 
-from .errors import UserError
-from .runs import CORES
+from ..errors import UserError
+from ..workers import CORES
 
 
 def _versions(*packages: str) -> str:
@@ -16,8 +16,8 @@ def _versions(*packages: str) -> str:
 
 
 def _renderer() -> str:
-    from .worlds.scenes import demonstration_scenes
-    from .worlds.world import World
+    from ..worlds.scenes import demonstration_scenes
+    from ..worlds.world import World
 
     world = World()
     world.reset(demonstration_scenes()[0])
@@ -37,26 +37,26 @@ def _torch() -> str:
 
 
 def _embedded() -> str:
-    from .correspondence.embedded.matcher import WEIGHTS, load_network
+    from ..correspondence.embedded.matcher import WEIGHTS, load_network
 
     load_network(WEIGHTS)
     return f"weights found, {WEIGHTS.stat().st_size / 1e6:.1f} MB"
 
 
 def _romav2() -> str:
-    from .correspondence.romav2 import status
+    from ..correspondence.romav2 import status
 
     return status()
 
 
 def _xfeat() -> str:
-    from .correspondence.xfeat.package import status
+    from ..correspondence.xfeat.package import status
 
     return status()
 
 
 def _policy() -> str:
-    from .evaluation.evaluate import find_subject
+    from ..evaluation.evaluate import find_subject
 
     subject = find_subject("shipped")
     return f"shipped policy found: {subject.experiment}, seed {subject.train_seed}, {subject.stage}"

@@ -26,7 +26,8 @@ import numpy as np
 import pytest
 
 from memcorr.errors import UserError
-from memcorr.runs import LOCK, TEMPORARY, _lock, claimed, padded, write_text, written_whole
+from memcorr.folders import LOCK, TEMPORARY, _lock, claimed, write_text, written_whole
+from memcorr.machine import padded
 
 if TYPE_CHECKING:
     from memcorr.demos.store import Store
@@ -231,7 +232,7 @@ def test_a_folder_is_kept_until_its_last_claim_ends_and_nobody_else_gets_in(tmp_
 
 def test_after_kill_9_the_next_process_gets_in(tmp_path: Path) -> None:
     code = (
-        "import os, signal, sys; from pathlib import Path; from memcorr.runs import claimed\n"
+        "import os, signal, sys; from pathlib import Path; from memcorr.folders import claimed\n"
         "with claimed(Path(sys.argv[1])): os.kill(os.getpid(), signal.SIGKILL)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)]).returncode == -signal.SIGKILL
@@ -292,7 +293,7 @@ RACE = """
 import os, sys, time
 from pathlib import Path
 from memcorr.errors import UserError
-from memcorr.runs import claimed
+from memcorr.folders import claimed
 folder = Path(sys.argv[1])
 for _ in range(12):
     if os.fork() == 0:
