@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import cv2
 import numpy as np
 from scipy.spatial.transform import Rotation
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from .step import Relation
 
 QUANTILES = np.linspace(0.02, 0.98, 25)
+OF_OBJECT = np.linspace(0.1, 0.9, 9)
+CROSS = cv2.getStructuringElement(cv2.MORPH_CROSS, (3, 3))
+FEW = 12  # pixels of an object that say nothing of its colours
 PATIENCE = 2  # observations in a row that have to look wrong; at the first of an episode one is enough
 
 
@@ -40,6 +44,8 @@ class Signs:
     travel_m: float = 0.6  # of the object against the recording's
     height_m: float = 0.06  # of that, upwards or downwards
     confidence: float = 0.25  # mean of the matched points at the first look
+    object_colours: float = 32.0  # of 255, mean over the quantiles of the object's, exposed as the recording was
+    top_m: float = 0.05  # of the object's top, upwards or downwards
 
 
 SIGNS = Signs()
@@ -52,11 +58,15 @@ class Witness:
     rotation: Array  # (3, 3) camera axes -> world
     hand: float | None  # `hand_surface`
     colours: Array  # (25, 3) quantiles of red, green and blue
+    exposure: Array  # (3,) their means
+    object_colours: Array | None  # (9, 3) quantiles, of the object alone; None where too little of it is seen
+    top: float | None  # the height that a tenth of what is seen of the object is above, metres, world
 
     @staticmethod
     def of(frame: Frame, signs: Signs = SIGNS) -> Witness:
-        colours = np.quantile(frame.rgb.reshape(-1, 3), QUANTILES, axis=0)
-        return Witness(frame.camera.T_world_cam[:3, :3], hand_surface(frame, signs), colours)
+        pixels = frame.rgb.reshape(-1, 3)
+        colours, rotation = np.quantile(pixels, QUANTILES, axis=0), frame.camera.T_world_cam[:3, :3]
+        return Witness(rotation, hand_surface(frame, signs), colours, pixels.mean(axis=0), *object_looks(frame))
 
 
 def doubt(frame: Frame, recorded: Witness, relation: Relation, signs: Signs = SIGNS) -> str:
@@ -128,6 +138,31 @@ def another_object(confidence: float, signs: Signs = SIGNS) -> str:
     if confidence >= signs.confidence:
         return ""
     return f"hardly anything agrees with the recording (confidence {confidence:.2f}): is it another object?"
+
+
+def object_looks(frame: Frame) -> tuple[Array | None, float | None]:
+    """Colours and top of the object, without the outline of its mask, which shows other things."""
+    inner = cv2.erode(frame.mask.astype(np.uint8), CROSS) > 0
+    for mask in (inner, frame.mask):
+        v, u = np.nonzero(mask & np.isfinite(frame.depth) & (frame.depth > 0))
+        if len(v) >= FEW:
+            heights = frame.camera.lift(np.stack([u, v], axis=-1), frame.depth[v, u])[:, 2]
+            return np.quantile(frame.rgb[v, u], OF_OBJECT, axis=0), float(np.quantile(heights, 0.9))
+    return None, None
+
+
+def unlike(frame: Frame, recorded: Witness, signs: Signs = SIGNS) -> str:
+    """An object of other colours or of another height than the recording's. Asked at the first look of an episode
+    alone: an object that was opened or turned meanwhile looks otherwise."""
+    live = Witness.of(frame, signs)
+    if live.object_colours is None or live.top is None or recorded.object_colours is None or recorded.top is None:
+        return ""
+    exposed = live.object_colours * recorded.exposure / np.maximum(live.exposure, 1.0)
+    if (off := float(np.abs(exposed - recorded.object_colours).mean())) > signs.object_colours:
+        return f"the object's colours are {off:.0f} of 255 away from the recording's: is it another object?"
+    if abs(higher := live.top - recorded.top) > signs.top_m:
+        return f"the object's top is {100 * higher:+.0f} cm from where it was recorded: is it another object?"
+    return ""
 
 
 def wrong_object(relation: Relation, signs: Signs = SIGNS) -> str:
