@@ -19,7 +19,7 @@ from ..demos.remarks import remarks
 from ..demos.store import Demonstration
 from ..errors import UserError
 from ..following.course import Progress
-from ..following.doubts import PATIENCE, another_object, doubt, unlike
+from ..following.doubts import PATIENCE, another_object, at_first_look, doubt
 from ..following.reference import Reference
 from ..following.step import Following, MatcherSource, Observation, Query, Relation
 from ..frames import Frame, check_frame
@@ -56,7 +56,7 @@ class Plan:
     matches: Matches | None = None  # the sixteen point pairs it was shown; None where nothing was matched
     progress: Progress | None = None  # to be handed to the next query, where the phase is by what is seen
     doubt: str = ""  # what looks wrong with this frame alone
-    unlike: str = ""  # what makes the object look like another one, which counts at the first frame of an episode
+    at_first: str = ""  # the same, of what is compared at the first frame of an episode alone
     stuck: str = ""  # why nothing more is to be expected of this episode
     reason: str = ""  # why it should not be executed: stuck, a doubt at the first frame of an episode, or two in a row
 
@@ -142,7 +142,7 @@ class Planner:
 def _doubts(relation: Relation) -> dict[str, str]:
     if (recorded := relation.witness) is None:
         return {}
-    return {"doubt": doubt(relation.frame, recorded, relation), "unlike": unlike(relation.frame, recorded)}
+    return {"doubt": doubt(relation.frame, recorded, relation), "at_first": at_first_look(relation.frame, recorded)}
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class Guard:
         """The plan with its `reason`, and without a jump from the action that was executed last."""
         first = self.actions is None  # look at this reference
         if first and plan.valid_points and not plan.doubt:
-            plan = replace(plan, doubt=another_object(plan.confidence) or ("" if self.midway else plan.unlike))
+            plan = replace(plan, doubt=another_object(plan.confidence) or ("" if self.midway else plan.at_first))
         doubts = self.doubts + 1 if plan.doubt else 0
         now = first or doubts >= PATIENCE or plan.unmatched
         actions = plan.actions
