@@ -133,16 +133,14 @@ class Planner:
         """What continues each reference from what is seen, one to one."""
         relations = self.following.step(queries)
         plans = self.policy.plan([Request(r, z) for r, z in zip(relations, noises, strict=True)], self.slots)
-        return [
-            replace(plan, stuck=relation.stuck, **_doubts(relation))
-            for relation, plan in zip(relations, plans, strict=True)
-        ]
+        return [self._doubted(plan, relation) for relation, plan in zip(relations, plans, strict=True)]
 
-
-def _doubts(relation: Relation) -> dict[str, str]:
-    if (recorded := relation.witness) is None:
-        return {}
-    return {"doubt": doubt(relation.frame, recorded, relation), "at_first": at_first_look(relation.frame, recorded)}
+    def _doubted(self, plan: Plan, relation: Relation) -> Plan:
+        """With what speaks against it."""
+        plan, frame = replace(plan, stuck=relation.stuck), relation.frame
+        if (recorded := relation.witness) is None:
+            return plan
+        return replace(plan, doubt=doubt(frame, recorded, relation), at_first=at_first_look(frame, recorded))
 
 
 @dataclass(frozen=True)

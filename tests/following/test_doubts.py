@@ -122,11 +122,11 @@ def test_every_point_of_the_hand_is_where_the_camera_has_it_at_the_first_look(st
     state = frame.robot_state + np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.3, 0.0, 0.0, -0.3])
     assert "do not fit" in at_first_look(replace(frame, robot_state=state), recorded)
     assert not at_first_look(replace(frame, robot_state=np.zeros(4)), recorded), "of other robots only the gripper"
-    gripper = frame.camera.project(frame.gripper)
+    _, far = frame.camera.project(frame.gripper[None])
     covered = np.zeros_like(frame.mask)
-    v, u = np.nonzero(frame.depth > gripper[1] + 0.2)
+    v, u = np.nonzero(frame.depth > far[0] + 0.2)
     covered[v, u] = True
-    elsewhere = replace(frame, mask=covered, gripper=frame.camera.lift(np.array([[u[0], v[0]]]), gripper[1:2])[0])
+    elsewhere = replace(frame, mask=covered, gripper=frame.camera.lift(np.array([[u[0], v[0]]]), far)[0])
     assert hand_surface(elsewhere) is None, "taken for hidden"
     seen = hand_surface(elsewhere, behind=True)
     assert seen is not None and seen > 0.1
