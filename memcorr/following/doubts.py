@@ -40,6 +40,7 @@ class Signs:
     camera_deg: float = 80.0  # between the live camera's axes and the recording's
     hand_m: float = 0.05  # between what is seen around the gripper and what the recording saw there, optical axis
     first_hand_m: tuple[float, ...] = (0.035, 0.035, 0.035, 0.05)  # the same at the first look, of each `hand_points`
+    hand_front: tuple[float, float] = (-0.12, 0.05)  # where a hand is seen; elsewhere the recording saw past it
     hand_window: float = 0.04  # of the image size: how far around the gripper's pixel that is
     colours: float = 0.6  # of their difference as they are, that of exchanged red and blue
     tilt_deg: float = 35.0  # of the object against the recording's
@@ -48,6 +49,10 @@ class Signs:
     confidence: float = 0.25  # mean of the matched points at the first look
     object_colours: float = 32.0  # of 255, mean over the quantiles of the object's, exposed as the recording was
     top_m: float = 0.05  # of the object's top, upwards or downwards
+
+    def shows_hand(self, surface: float) -> bool:
+        """Whether it is a hand that was seen there: between open fingers a camera sees what is behind them."""
+        return self.hand_front[0] < surface < self.hand_front[1]
 
 
 SIGNS = Signs()
@@ -103,7 +108,7 @@ def wrong_pose(live: Witness, recorded: Witness, signs: Signs = SIGNS) -> str:
     angle = float(np.degrees(Rotation.from_matrix(live.rotation.T @ recorded.rotation).magnitude()))
     if angle > signs.camera_deg:
         return f"the camera is turned by {angle:.0f} degrees against the recording's: inverted, or another camera's?"
-    if recorded.hand is None or live.hand is None or np.isinf(recorded.hand):
+    if recorded.hand is None or live.hand is None or not signs.shows_hand(recorded.hand):
         return ""
     if np.isinf(live.hand):
         return "camera and gripper do not fit: the gripper would be outside of the image; check the extrinsics"
@@ -170,7 +175,7 @@ def at_first_look(frame: Frame, recorded: Witness, signs: Signs = SIGNS) -> str:
     hand that is not where the camera has it, an object of other colours or of another height."""
     live = Witness.of(frame, signs)
     for here, there, most in zip(live.hands, recorded.hands, signs.first_hand_m, strict=False):
-        if here is not None and there is not None and not np.isinf(there) and abs(here - there) > most:
+        if here is not None and there is not None and signs.shows_hand(there) and abs(here - there) > most:
             return f"camera and gripper do not fit: {in_cm(here - there)}; check extrinsics, depth and gripper"
     if live.object_colours is None or live.top is None or recorded.object_colours is None or recorded.top is None:
         return ""

@@ -122,6 +122,8 @@ def test_every_point_of_the_hand_is_where_the_camera_has_it_at_the_first_look(st
     state = frame.robot_state + np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.3, 0.0, 0.0, -0.3])
     assert "do not fit" in at_first_look(replace(frame, robot_state=state), recorded)
     assert not at_first_look(replace(frame, robot_state=np.zeros(4)), recorded), "of other robots only the gripper"
+    past = replace(recorded, hands=(0.3, *recorded.hands[1:]))
+    assert not at_first_look(frame, past), "the recording's camera saw past the hand"
     _, far = frame.camera.project(frame.gripper[None])
     covered = np.zeros_like(frame.mask)
     v, u = np.nonzero(frame.depth > far[0] + 0.2)

@@ -252,6 +252,8 @@ def many(seed: int, count: int, here: Path) -> None:
             rng.setstate(state)
             rng.random()
         signal.alarm(0)
+        if number % 100 == 99:
+            print(json.dumps(dict(sorted(tally.items()))), flush=True)
     # What getrusage says is not of this program alone: it begins with the memory of the process that started it.
     status = Path("/proc/self/status").read_text().splitlines()
     peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
