@@ -1,4 +1,4 @@
-"""What everybody has to do in the contest: fresh scenes, on which nothing was chosen.
+"""What every policy has to do in the contest: fresh scenes, on which nothing was chosen.
 
 A learned policy for many objects stands beside those who learned less or nothing. All are given the same frames and
 references; the expert sees the simulator's truth, and shows what can be reached at all.
@@ -33,7 +33,7 @@ SENSOR_FAULTS: dict[str, tuple[float, ...]] = {
 
 @dataclass(frozen=True)
 class Round:
-    """What everybody has to do: the same scenes in several worlds, both tasks."""
+    """What every policy has to do: the same scenes in several worlds, both tasks."""
 
     name: str
     worlds: Sequence[str]
@@ -55,7 +55,7 @@ class Round:
         return row.disturbance == (str(Disturbance.parse(own)) if own else "")
 
     def has(self, row: Episode) -> bool:
-        """Whether a rollout belongs to it, whoever made it."""
+        """Whether a rollout belongs to it, whichever policy made it."""
         return (
             row.scene_seed == SCENE_SEED
             and row.world in self.worlds
