@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from ..folders import claimed
-from ..policy.checkpoint import read_checkpoint, write_model
+from ..policy.checkpoint import model_update, read_checkpoint, write_model
 from ..training.experiments import Config
 from ..workers import Workers
 from .evaluate import evaluate, find_subject, follows, usual
-from .rounds import ROUNDS, SCENE_SEED
+from .rounds import ROUNDS, SCENE_SEED, Round
 
 
-def contest(policy: str, out: Path, references: Path, workers: Workers = 1) -> None:
+def contest(
+    policy: str,
+    out: Path,
+    references: Path,
+    matcher: str = "embedded",
+    rounds: Sequence[Round] = ROUNDS,
+    workers: Workers = 1,
+) -> None:
     """All rounds of one policy into `out`; rows that are there already are kept. `references` holds a store for each
     world. The expert and `zeros` follow no reference and look at no sensor: rounds about these are without them."""
     subject = find_subject(policy)
-    for one in ROUNDS:
+    for one in rounds:
         if not follows(subject, one.shown) and (one.reference != "correct" or one.swap or one.disturbances):
             continue
         for world in one.worlds:
@@ -27,7 +36,7 @@ def contest(policy: str, out: Path, references: Path, workers: Workers = 1) -> N
                     policy,
                     out,
                     conditions=one.conditions,
-                    shown=usual(policy, one.shown),
+                    shown=usual(policy, replace(one.shown, matcher=matcher)),
                     world=world,
                     disturbances=() if disturbance is None else (disturbance,),
                     scene_seed=SCENE_SEED,
@@ -42,5 +51,6 @@ def untrained(run: Path, out: Path) -> Path:
     config, checkpoint = Config.read(run), read_checkpoint(run, torch.device("cpu"))
     with claimed(out), torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        write_model(out, config.json(), config.experiment.build(), checkpoint.normalisation, update=0)
+        if model_update(out) is None:
+            write_model(out, config.json(), config.experiment.build(), checkpoint.normalisation, update=0)
     return out

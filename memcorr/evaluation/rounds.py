@@ -44,6 +44,10 @@ class Round:
     disturbances: tuple[Disturbance, ...] = ()  # one after the other; none: as the scenes have it
 
     @property
+    def rollouts(self) -> int:
+        return 2 * len(self.worlds) * len(self.conditions) * len(self.scenes) * max(1, len(self.disturbances))
+
+    @property
     def shown(self) -> Intervention:
         return replace(PLAIN, reference=self.reference, swap=self.swap)
 
