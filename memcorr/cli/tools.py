@@ -31,21 +31,22 @@ from .options import (
 def demo(
     out: Path = Path("demo"),
     policy: PolicyName = "shipped",
-    scenes: Count = 10,
+    scene: Seed = 0,
     scene_seed: Seed = 0,
     workers: Processes = CORES,
 ) -> None:
-    """Watch the learned policy follow a recording of a door, and the servo one of anything: counts, videos, a page.
+    """Watch the learned policy and the servo follow recordings of a door, and the servo those of other objects: eight
+    rollouts on one page. Takes a minute.
 
     Args:
         out: Folder for everything that is made.
-        scenes: Scenes of each chapter, each with both tasks.
+        scene: Which scene of each condition, counted from 0.
         scene_seed: Draws fresh scenes; the fixed set is seed 0.
         workers: Processes.
     """
     from ..show.demo import demo
 
-    demo(out, policy, scenes, scene_seed, workers)
+    demo(out, policy, scene, scene_seed, workers)
 
 
 @verb(app)

@@ -46,6 +46,7 @@ AWAY = np.array([5.0, 5.0, 0.0])  # where an object is parked while the hand set
 CAMERA_NAME = "memcorr"
 CAMERA_OFFSET = np.array([0.75, 0.1, 0.85]) - np.array([0.0, 0.6, 0.15])  # of the door's camera from what it looks at
 CAMERA_FOVY = 45.0
+PICTURE = 320  # pixels of one side of a picture for people
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,14 @@ class World:
             return Renderer(self.model, CAMERA_NAME, self._body)
         self.model.cam_fovy[self._camera] = self.view.fovy
         return Renderer(self.model, CAMERA_NAME, self._body, self.view.size)
+
+    @cached_property
+    def _large(self) -> Renderer:
+        return Renderer(self.model, CAMERA_NAME, self._body, PICTURE)
+
+    def picture(self) -> NDArray[np.uint8]:
+        """What the policy's camera sees, with more pixels, for people (PICTURE, PICTURE, 3)."""
+        return self._large.render(self.data, PICTURE)[0]
 
     def _settle(self) -> Array:
         """The robot at rest at the shared start, as a full MuJoCo integration state; `reset` places the object."""
