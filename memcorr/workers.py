@@ -1,7 +1,8 @@
 """Work in several processes of this machine.
 
 Whatever runs in parallel goes through `spread`: the same results for any number of workers, one line when a worker
-dies, no process left behind. `memcorr/cluster/` is another way of running the same pool.
+dies, no process left behind. `memcorr/cluster/` is another way of running the same pool. What may hang or crash, like
+the reading of a stranger's file, goes to an `Answering`.
 """
 
 from __future__ import annotations
@@ -10,19 +11,21 @@ import contextlib
 import ctypes
 import multiprocessing
 import os
+import pickle
 import signal
+import subprocess
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import connection, resource_tracker
+from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from .errors import UserError
 
 if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
     from multiprocessing.context import SpawnProcess
 
 
@@ -193,3 +196,84 @@ def _die_with_parent() -> None:
     if sys.platform.startswith("linux"):
         with contextlib.suppress(AttributeError, OSError):
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+class NoAnswer(Exception):
+    """A process that answers questions took too long, or died."""
+
+
+class Answering:
+    """A process that answers questions, one after the other, and is ended when an answer takes too long.
+
+    It is no child of `multiprocessing`: that would import the user's program again.
+    """
+
+    def __init__(self) -> None:
+        self._line, theirs = multiprocessing.Pipe()
+        number, path = theirs.fileno(), os.pathsep.join(place or os.getcwd() for place in sys.path)
+        with _undisturbed():
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", f"from {__name__} import _answer; _answer({number})"],
+                pass_fds=[number],
+                env={**os.environ, "PYTHONPATH": path},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        theirs.close()
+        try:
+            self._line.recv()  # it has begun; from here on time counts
+        except (EOFError, OSError):
+            self.close()
+            raise UserError(f"a process of {sys.executable} does not start; the same command tries again") from None
+
+    def ask(self, question: Callable[..., Result], *arguments: Any, seconds: float) -> Result:
+        """`question(*arguments)`, a function of a module, or what it raises; `NoAnswer` after so many seconds."""
+        try:
+            self._line.send((question, arguments))
+            if not self._line.poll(seconds):
+                self.close()
+                raise NoAnswer(f"no answer within {seconds:.3g} s")
+            raised, content = self._line.recv()
+        except (EOFError, OSError):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(5)
+            code = self.close()
+            cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            raise NoAnswer(f"the process that reads it died, {cause}") from None
+        except BaseException:
+            self.close()
+            raise
+        if raised:
+            raise content
+        return cast(Result, content)
+
+    def close(self) -> int:
+        """How the process was ended, or had ended itself."""
+        self._line.close()
+        self._process.kill()
+        return self._process.wait()
+
+
+def _answer(number: int) -> None:
+    """Its whole life."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asks ends it
+    _die_with_parent()
+    line = Connection(number)
+    line.send("begun")
+    with contextlib.suppress(EOFError, ConnectionError):  # nobody asks any more
+        while True:
+            question, arguments = line.recv()
+            try:
+                answer = False, question(*arguments)
+            except Exception as problem:
+                answer = True, _spoken(problem)
+            line.send(answer)
+
+
+def _spoken(problem: Exception) -> Exception:
+    """As it is, if it can be sent."""
+    try:
+        return cast(Exception, pickle.loads(pickle.dumps(problem)))
+    except Exception:
+        return RuntimeError(f"{type(problem).__name__}: {problem}")

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from memcorr.errors import UserError
-from memcorr.workers import spread
+from memcorr.workers import Answering, NoAnswer, spread
 from tests.test_folders import Raise, linux, processes, until
 
 
@@ -163,10 +163,40 @@ def test_whoever_stops_listening_leaves_no_worker_behind() -> None:
     assert children() == before
 
 
+@linux
+def test_what_hangs_or_dies_over_a_question_is_told_and_ended() -> None:
+    before = children()
+    process = Answering()
+    with within(60):
+        assert process.ask(divmod, 7, 2, seconds=30) == (3, 1)
+        with pytest.raises(ZeroDivisionError):
+            process.ask(divmod, 7, 0, seconds=30)
+        assert len(process.ask(bytes, 10_000_000, seconds=30)) == 10_000_000
+        with pytest.raises(NoAnswer, match=r"^no answer within 0\.5 s$"):
+            process.ask(time.sleep, 1000, seconds=0.5)
+        assert children() == before
+        with pytest.raises(NoAnswer, match="died, SIGABRT"):
+            Answering().ask(os.abort, seconds=30)
+        with pytest.raises(NoAnswer, match="died, exit code 3"):
+            Answering().ask(os._exit, 3, seconds=30)
+    assert children() == before
+
+
+@linux
+def test_a_program_that_asks_is_not_run_again_by_who_answers(tmp_path: Path) -> None:
+    """A script without a guard for `__main__`."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "print('once'); from memcorr.workers import Answering; print(Answering().ask(abs, -2, seconds=30))"
+    )
+    found = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=os.environ, timeout=60)
+    assert found.stdout.split() == ["once", "2"], found.stderr
+
+
 POOL = """
 import os, sys, time
 from memcorr.errors import UserError
-from memcorr.workers import spread
+from memcorr.workers import Answering, NoAnswer, spread
 
 def busy(jobs):
     for _ in jobs:

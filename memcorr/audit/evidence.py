@@ -36,7 +36,7 @@ class Trial:
     shown: Shown
     success: bool
     steps: int = 0
-    direction: Task | None = None  # which task's first chunk its own resembles; None: nobody can say
+    direction: Task | None = None  # which task's first chunk its own resembles; None: cannot be told
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ def _check(about: str, question: str, findings: Sequence[Findings]) -> Check:
 
 
 def reservations(findings: Sequence[Findings]) -> list[str]:
-    """What somebody who reads "listens" has to know all the same."""
+    """What a reader of the verdict "listens" has to know as well."""
     words = []
     for found in findings:
         for level in found.levels:

@@ -337,7 +337,7 @@ def report(
 
 @verb(app)
 def reproduce(
-    tier: Literal["smoke", "cpu", "full"] = "smoke",
+    tier: Literal["smoke", "cpu", "full", "many"] = "smoke",
     out: Path = Path("runs/reproduce"),
     matcher: MatcherName = "embedded",
     threads: Processes = 1,
@@ -349,7 +349,8 @@ def reproduce(
 
     Args:
         tier: smoke runs every verb in minutes; cpu trains one seed of five policies (about 18 core-hours); full is the
-            whole paper (about 110 core-hours of a machine without a GPU).
+            whole paper (about 110 core-hours of a machine without a GPU); many is one policy for seven objects and the
+            contest with those who learned less or nothing.
         out: Folder for everything that is made.
         threads: Of training; 2 takes 60 % of the time where nothing else runs, and rounds differently.
         dry_run: Only print the runs, updates, rollouts, hours and disk space that it takes.

@@ -87,8 +87,8 @@ def serve(
         host: Address to listen on. Any but this machine's own needs a key.
         port: 0 takes any that is free; the first line printed says which.
         key_file: File with the key that clients must send (openpi's api_key).
-        slots: Clients planned for together; less is padded, so that nobody's bits depend on company. 1 on a CPU,
-            where company costs nearly as much as it saves; 8 on CUDA.
+        slots: Clients planned for together; less is padded, so that a client's plans do not depend on the others. 1 on
+            a CPU, where more cost nearly as much as they save; 8 on CUDA.
         threads: Torch's.
         clients: Connections at a time.
         action_limit: Largest component of an action that a policy's file may ask for; others are refused.
@@ -121,7 +121,7 @@ def lab(
         data: Demonstrations to choose references from. If not given: those that `memcorr collect` made, or, where
             there are none, one pair that is recorded into OUT first.
         out: Folder for videos and .rrd files.
-        host: Address to listen on. There is no key: whoever reaches it can steer.
+        host: Address to listen on. There is no key: anyone who reaches it can steer.
         port: 0 takes any that is free; the first line printed says which.
     """
     with needs("lab"):

@@ -247,7 +247,7 @@ def evaluate(
 ) -> list[Episode]:
     """Runs what is missing and returns all rows that were asked for.
 
-    Without `data` the references are found, or recorded, by `find_references`. `view` is somebody else's camera.
+    Without `data` the references are found, or recorded, by `find_references`. `view` is a user's own camera.
     """
     if isinstance(workers, int) and workers < 1:
         raise UserError(f"--workers {workers}: give at least 1")

@@ -6,6 +6,7 @@ every time. What is seen may be wrong; what success is judged by never is.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
+from ..correspondence.rigid import inverse
 from ..errors import UserError
 from ..frames import Camera, Frame
 from ..recordings.sidecars import read_calibration
+from ..spec import Array
 from ..worlds.disturbances import CAMERA_ERROR_DEG, CAMERA_ERROR_M, drawn
 from ..worlds.scenes import Scene
 from ..worlds.world import View
@@ -74,3 +77,38 @@ def mistaken(camera: Camera, size: float, rng: np.random.Generator) -> Camera:
     T[:3, :3] = Rotation.from_rotvec(np.radians(CAMERA_ERROR_DEG) * size * axis).as_matrix() @ T[:3, :3]
     T[:3, 3] += CAMERA_ERROR_M * size * way
     return Camera(camera.K, T)
+
+
+def recalibrated(frame: Frame, change: Callable[[Array], Array]) -> Frame:
+    """With another T_world_cam."""
+    return replace(frame, camera=Camera(frame.camera.K, change(frame.camera.T_world_cam.copy())))
+
+
+def _transposed(T: Array) -> Array:
+    T[:3, :3] = T[:3, :3].T
+    return T
+
+
+def _moved(axis: int, by: float) -> Callable[[Frame], Frame]:
+    def change(T: Array) -> Array:
+        T[axis, 3] += by
+        return T
+
+    return lambda frame: recalibrated(frame, change)
+
+
+# How a robot is set up wrongly, the same in every frame; `following/doubts.py` is to notice it at the first.
+WRONG_SETUPS: dict[str, Callable[[Frame], Frame]] = {
+    "extrinsics inverted": lambda f: recalibrated(f, inverse),
+    "extrinsics transposed": lambda f: recalibrated(f, _transposed),
+    "extrinsics 10 cm off in x": _moved(0, 0.1),
+    "extrinsics 10 cm off in y": _moved(1, 0.1),
+    "extrinsics 10 cm too high": _moved(2, 0.1),
+    "extrinsics 10 cm too low": _moved(2, -0.1),
+    "intrinsics of another size": lambda f: replace(  # 640 x 480
+        f, camera=Camera(f.camera.K * [[5], [3.75], [1]], f.camera.T_world_cam)
+    ),
+    "blue before red": lambda f: replace(f, rgb=f.rgb[..., ::-1].copy()),
+    "depth constant": lambda f: replace(f, depth=np.ones_like(f.depth)),
+    "no depth": lambda f: replace(f, depth=np.zeros_like(f.depth)),
+}

@@ -1,6 +1,6 @@
 """What a policy is asked and what it answers, and the follower that a user holds in hand.
 
-Whatever plans (a diffusion policy, the servo) takes the same `Request` and gives the same `Plan`.
+Every planner (a diffusion policy, the servo) takes the same `Request` and gives the same `Plan`.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Follows(ABC):
 
     @abstractmethod
     def plan(self, requests: Sequence[Request], slots: int = 1) -> list[Plan]:
-        """One plan per request, computed in batches of `slots`: the same bits whoever else is in the batch."""
+        """One plan per request, computed in batches of `slots`: the same bits whatever else is in the batch."""
 
     def follow(
         self,

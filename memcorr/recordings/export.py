@@ -27,8 +27,9 @@ from ..files import digest_of, read_json, write_json
 from ..folders import claimed, write_text, written_whole
 from ..spec import WORLD_TASKS
 from .check.evidence import in_blocks
-from .lerobot import COUNTERS, EXTRA, IMAGES, NUMBERS, OWN, VERSION, pa, pq
+from .lerobot import COUNTERS, EXTRA, IMAGES, NUMBERS, OWN, VERSION
 from .sidecars import refuse_existing
+from .tables import pa, pq
 
 TABLE = "chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 LARGEST_FILE = 100  # MB of one table, about

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from ..demos.store import JOINT
-from ..errors import UserError, needs
+from ..errors import UserError
 from ..files import digest_of, read_json
 from .film import Film, dequantised, metres
 from .sidecars import (
@@ -33,10 +33,7 @@ from .sidecars import (
     whole_numbers,
     word,
 )
-
-with needs("lerobot"):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+from .tables import Tables, pa
 
 VERSION = "v3.0"
 OWN = "meta/memcorr.json"
@@ -158,44 +155,49 @@ class Dataset:
         return Dataset(sidecars, info, sources, pairs, words)
 
     def recordings(self, own: list[dict[str, Any]] | None) -> Iterator[Recording]:
-        place = self.root / "meta/tasks.parquet"
-        with blamed(place, REMEDY):
-            names = self.short(task_names(place))
-        rows: dict[int, dict[str, Any]] = {}
-        for path in sorted(self.root.glob("meta/episodes/*/*.parquet")):
-            with blamed(path, REMEDY):
-                for row in episode_rows(path):
-                    if rows.setdefault(int(row["episode_index"]), row) is not row:
-                        raise UserError(f"{path}: episode {row['episode_index']} is there twice; {REMEDY}")
         films: dict[str, Film] = {}
-        read = dict[Path, int]()
         try:
-            for index, row in tqdm(sorted(rows.items()), "import", unit="episode", leave=False):
-                with blamed(self.root / "meta/info.json", REMEDY):
-                    numbers = {"chunk_index": row["data/chunk_index"], "file_index": row["data/file_index"]}
-                    path = inside(self.root, filled(self.info["data_path"], numbers))
-                with blamed(path, REMEDY):
-                    table = self.rows(path, index, int(row["length"]))
-                    read[path] = read.get(path, 0) + len(table)
-                    about = own[index] if own else None
-                    task = about["task"] if about else names[table["task_index"][0].as_py()]
-                    one = self.recording(row, table, task, about, films)
-                yield one
+            with Tables(REMEDY) as tables:
+                yield from self._recordings(own, tables, films)
         finally:
             for film in films.values():
                 film.close()
+
+    def _recordings(
+        self, own: list[dict[str, Any]] | None, tables: Tables, films: dict[str, Film]
+    ) -> Iterator[Recording]:
+        place = self.root / "meta/tasks.parquet"
+        with blamed(place, REMEDY):
+            names = self.short(tables.task_names(place))
+        rows: dict[int, dict[str, Any]] = {}
+        for path in sorted(self.root.glob("meta/episodes/*/*.parquet")):
+            with blamed(path, REMEDY):
+                for row in tables.episodes(path):
+                    if rows.setdefault(int(row["episode_index"]), row) is not row:
+                        raise UserError(f"{path}: episode {row['episode_index']} is there twice; {REMEDY}")
+        read = dict[Path, int]()
+        for index, row in tqdm(sorted(rows.items()), "import", unit="episode", leave=False):
+            with blamed(self.root / "meta/info.json", REMEDY):
+                numbers = {"chunk_index": row["data/chunk_index"], "file_index": row["data/file_index"]}
+                path = inside(self.root, filled(self.info["data_path"], numbers))
+            with blamed(path, REMEDY):
+                table = self.rows(path, index, int(row["length"]), tables)
+                read[path] = read.get(path, 0) + len(table)
+                about = own[index] if own else None
+                task = about["task"] if about else names[table["task_index"][0].as_py()]
+                one = self.recording(row, table, task, about, films)
+            yield one
         for path in sorted(self.root.glob("data/*/*.parquet")):
             with blamed(path, REMEDY):
-                if (there := pq.read_metadata(path).num_rows) != read.get(path, 0):
+                if (there := tables.length(path)) != read.get(path, 0):
                     raise UserError(
                         f"{path} has {there} rows, meta/episodes tells of {read.get(path, 0)} of them; {REMEDY}"
                     )
 
-    def rows(self, path: Path, index: int, length: int) -> pa.Table:
+    def rows(self, path: Path, index: int, length: int, tables: Tables) -> pa.Table:
         """Of one episode, in their order, all of them."""
         keys = {s.key for s in self.sources.values() if self.info["features"][s.key]["dtype"] != "video"}
-        wanted = [*sorted(keys), "timestamp", "task_index", "frame_index"]
-        table = pq.read_table(path, columns=wanted, filters=[("episode_index", "=", index)]).sort_by("frame_index")
+        table = tables.rows(path, [*sorted(keys), "timestamp", "task_index", "frame_index"], index)
         if table["frame_index"].to_pylist() != list(range(length)):
             raise UserError(f"{path}: episode {index} has {len(table)} rows, not 0 to {length - 1} once each; {REMEDY}")
         if len(set(table["task_index"].to_pylist())) > 1:
@@ -319,19 +321,6 @@ def source(name: str, said: Any, features: dict[str, Any], place: Path) -> Sourc
             f"it has {', '.join(key for key in features if key not in COUNTERS)}"
         )
     return found
-
-
-def task_names(path: Path) -> dict[int, str]:
-    """The description of each task."""
-    table = pq.read_table(path)
-    text = "task" if "task" in table.column_names else "__index_level_0__"
-    return dict(zip(table["task_index"].to_pylist(), table[text].to_pylist(), strict=True))
-
-
-def episode_rows(path: Path) -> list[dict[str, Any]]:
-    file = pq.ParquetFile(path)
-    names = [name for name in file.schema_arrow.names if not name.startswith("stats/")]
-    return file.read(columns=names).to_pylist()
 
 
 def inside(root: Path, name: str) -> Path:

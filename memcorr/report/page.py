@@ -16,10 +16,10 @@ from ..evaluation.episodes import find_episodes
 from ..folders import claimed, write_text
 from ..spec import SPEC
 from . import figures as paper_figures
+from .contests import contest, one_recording
 from .figures import draw_all
 from .lookup import Lookup
 from .matching import Measured, in_all_worlds, like_for_like
-from .one_recording import one_recording
 from .paper import settings
 from .robustness import baselines, curves, disturbances, exchanges, strangers, viewpoints, worlds
 from .tables import Table, all_tables
@@ -105,8 +105,14 @@ def complete(lookup: Lookup, measured: Measured) -> list[Table]:
     """The paper's tables, then what it does not have; whatever else was measured comes last."""
     paper, further = all_tables(lookup)
     matching = [like_for_like(lookup, measured), in_all_worlds(measured)]
-    robust = [baselines(lookup), *disturbances(lookup), worlds(lookup), exchanges(lookup)]
-    ours = [*matching, *robust, one_recording(lookup.episodes)]
+    robust = [
+        contest(lookup.episodes, lookup.matcher),
+        baselines(lookup),
+        *disturbances(lookup),
+        worlds(lookup),
+        exchanges(lookup),
+    ]
+    ours = [*matching, contest(lookup.episodes, lookup.matcher), *robust, one_recording(lookup.episodes)]
     return [*paper, *(table for table in ours if table is not None and table.rows), *further]
 
 

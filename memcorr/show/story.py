@@ -1,6 +1,6 @@
 """A rollout step by step: what the policy saw, which reference it was given, what it planned.
 
-Rollouts are run like any others, with somebody watching, and then repeated action by action with
+Rollouts are run like any others, and watched, and then repeated action by action with
 the camera on. Videos and the demonstration page are drawn from it.
 """
 

@@ -51,7 +51,7 @@ PICTURE = 320  # pixels of one side of a picture for people
 
 @dataclass(frozen=True)
 class View:
-    """A camera of somebody else's instead of the pair's own; hashable, so that worlds can be shared."""
+    """A user's own camera instead of the pair's own; hashable, so that worlds can be shared."""
 
     position: tuple[float, float, float]  # metres, world frame
     rotation: tuple[float, ...]  # 9, row by row: OpenCV camera axes -> world
@@ -211,7 +211,7 @@ class World:
     @property
     def diverged(self) -> bool:
         """Whether the physics broke down since the last reset. MuJoCo then starts over from the model's
-        default pose, in which the door is closed: an invented success unless somebody looks here."""
+        default pose, in which the door is closed: a false success if this were not checked."""
         return any(self.data.warning[warning].number for warning in DIVERGED)
 
     def set_joint(self, q: float) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -12,55 +11,32 @@ import memcorr
 from memcorr.correspondence.matches import Matches
 from memcorr.demos.store import Store
 from memcorr.errors import UserError
-from memcorr.following.doubts import Witness, doubt, hand_surface
+from memcorr.evaluation.sensors import WRONG_SETUPS
+from memcorr.following.doubts import QUANTILES, Witness, colour_quantiles, doubt, hand_surface
 from memcorr.following.step import Relation
-from memcorr.frames import Camera, Frame
 from memcorr.policy.checkpoint import Design
 from memcorr.policy.plan import LARGEST_CHANGE, Guard, Plan
 from memcorr.policy.servo import Servo
 from memcorr.worlds.scenes import evaluation_scenes
 from memcorr.worlds.world import World
 
-
-def camera(frame: Frame, change: Callable[[np.ndarray], np.ndarray]) -> Frame:
-    return replace(frame, camera=Camera(frame.camera.K, change(frame.camera.T_world_cam.copy())))
-
-
-def transposed(T: np.ndarray) -> np.ndarray:
-    T[:3, :3] = T[:3, :3].T
-    return T
-
-
-def moved(axis: int, by: float) -> Callable[[np.ndarray], np.ndarray]:
-    def change(T: np.ndarray) -> np.ndarray:
-        T[axis, 3] += by
-        return T
-
-    return change
-
-
-def larger(frame: Frame) -> Frame:
-    """Intrinsics of 640 x 480 pixels."""
-    return replace(frame, camera=Camera(frame.camera.K * [[5], [3.75], [1]], frame.camera.T_world_cam))
-
-
-FAULTS: dict[str, tuple[Callable[[Frame], Frame], str]] = {
-    "extrinsics inverted": (lambda f: camera(f, np.linalg.inv), "camera"),
-    "extrinsics transposed": (lambda f: camera(f, transposed), "camera"),
-    "extrinsics 10 cm off in x": (lambda f: camera(f, moved(0, 0.1)), "do not fit"),
-    "extrinsics 10 cm off in y": (lambda f: camera(f, moved(1, 0.1)), "do not fit"),
-    "extrinsics 10 cm too high": (lambda f: camera(f, moved(2, 0.1)), "camera"),
-    "extrinsics 10 cm too low": (lambda f: camera(f, moved(2, -0.1)), "camera"),
-    "intrinsics of another size": (larger, "camera.K"),
-    "blue before red": (lambda f: replace(f, rgb=f.rgb[..., ::-1].copy()), "red and blue"),
-    "depth constant": (lambda f: replace(f, depth=np.ones_like(f.depth)), "everywhere"),
-    "no depth": (lambda f: replace(f, depth=np.zeros_like(f.depth)), "too little"),
+WORDS = {  # in what is said of each
+    "extrinsics inverted": "camera",
+    "extrinsics transposed": "camera",
+    "extrinsics 10 cm off in x": "do not fit",
+    "extrinsics 10 cm off in y": "do not fit",
+    "extrinsics 10 cm too high": "camera",
+    "extrinsics 10 cm too low": "camera",
+    "intrinsics of another size": "camera.K",
+    "blue before red": "red and blue",
+    "depth constant": "everywhere",
+    "no depth": "too little",
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", WRONG_SETUPS)
 def test_usual_faults_are_named_at_the_first_frame(fault: str, store: Store, world: World) -> None:
-    change, word = FAULTS[fault]
+    change, word = WRONG_SETUPS[fault], WORDS[fault]
     world.reset(evaluation_scenes("combined", seed=7)[0])
     good = world.observe()
     for task in ("open", "close"):
@@ -74,7 +50,7 @@ def test_usual_faults_are_named_at_the_first_frame(fault: str, store: Store, wor
 def test_one_odd_frame_on_the_way_stops_nothing_two_do(store: Store, world: World) -> None:
     world.reset(evaluation_scenes("combined", seed=7)[0])
     good = world.observe()
-    odd = FAULTS["extrinsics 10 cm off in x"][0](good)
+    odd = WRONG_SETUPS["extrinsics 10 cm off in x"](good)
     follower = memcorr.load_policy().follow(store.demonstration(0, "open"))
     assert not follower.plan(good, 0).fallback
     plan = follower.plan(odd, 8)
@@ -152,3 +128,9 @@ def test_no_plan_jumps_away_from_what_was_executed_last() -> None:
     near = Plan(wild.actions + rng.uniform(-0.1, 0.1, (16, 4)))
     assert np.array_equal(guard.passed(near, 16, design)[0].actions, near.actions), "what does not jump is left alone"
     assert np.array_equal(Guard().passed(wild, 0, design)[0].actions, wild.actions), "an episode begins as planned"
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (7, 5), (128, 128)])
+def test_colour_quantiles_are_numpys(shape: tuple[int, int]) -> None:
+    rgb = np.random.default_rng(0).integers(0, 256, (*shape, 3), np.uint8) // 3
+    assert np.allclose(colour_quantiles(rgb), np.quantile(rgb.reshape(-1, 3), QUANTILES, axis=0), atol=1e-9)

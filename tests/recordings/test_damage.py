@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 from pathlib import Path
@@ -10,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from memcorr.errors import UserError
+from memcorr.recordings import tables
 from memcorr.recordings.lerobot import OWN
 from memcorr.recordings.sidecars import import_recordings
 from tests.test_files import damaged, told_or_harmless
+from tests.test_workers import children, within
 from tests.torture.inputs import told_or_taken
 from tests.torture.kinds import exported_kinds, read_bags, source_of_exports, strange_kinds, write_bags, write_dataset
 
@@ -60,6 +63,36 @@ def test_a_dataset_shows_nothing_outside_of_it(tmp_path: Path) -> None:
     path.write_text(json.dumps({**info, "data_path": f"../{info['data_path']}"}))
     with pytest.raises(UserError, match="outside of it"):
         import_recordings("lerobot", tmp_path / "dataset", tmp_path / "a")
+
+
+def test_a_table_whose_reading_does_not_end_is_refused_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here a pipe that nobody writes to: pyarrow waits for it for ever, and hears no signal meanwhile."""
+    dataset = tmp_path / "dataset"
+    write_dataset(source_of_exports(tmp_path), dataset / "meta/info.json")
+    (dataset / OWN).unlink()
+    table = dataset / "meta/episodes" / TABLE
+    table.unlink()
+    os.mkfifo(table)
+    monkeypatch.setattr(tables, "SECONDS", 1.5)
+    before = children()
+    with within(60), pytest.raises(UserError, match=r"parquet is damaged \(it cannot be read: no answer within 1\.5 s"):
+        import_recordings("lerobot", dataset, tmp_path / "store")
+    assert children() == before and not (tmp_path / "store/collection.json").exists()
+
+
+def test_a_whole_dataset_is_read_by_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+
+    class Counted(tables.Answering):
+        def __init__(self) -> None:
+            started.append(self)
+            super().__init__()
+
+    monkeypatch.setattr(tables, "Answering", Counted)
+    write_dataset(source_of_exports(tmp_path), tmp_path / "dataset/meta/info.json")
+    before = children()
+    assert import_recordings("lerobot", tmp_path / "dataset", tmp_path / "store") == 2
+    assert len(started) == 1 and children() == before
 
 
 def test_a_bit_in_a_recording_is_noticed(tmp_path: Path) -> None:

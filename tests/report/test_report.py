@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 
 from memcorr.errors import UserError
-from memcorr.evaluation.episodes import EPISODES, Episode, write_episodes
+from memcorr.evaluation.episodes import EPISODES, Episode, Outcome, write_episodes
+from memcorr.evaluation.evaluate import Sources, Subject, episode, list_jobs
+from memcorr.evaluation.rounds import ROUNDS, SCENE_SEED, Round
 from memcorr.files import write_json
 from memcorr.report import paper
+from memcorr.report.contests import contest
 from memcorr.report.lookup import Lookup, door_follows, first_chunk_follows, matching
 from memcorr.report.matching import Measured
 from memcorr.report.page import complete, missing, write_report
@@ -261,3 +264,42 @@ def test_the_committed_report_follows_from_the_committed_rollouts(tmp_path: Path
     results = Path(__file__).parents[2] / "results"
     write_report([results], tmp_path)
     assert (tmp_path / "REPORT.md").read_bytes() == (results / "REPORT.md").read_bytes()
+
+
+def rolled_out(one: Round, who: str, stage: str, every: int) -> list[Episode]:
+    """The rows that `contest` would write for a round; every so many of them is a failure."""
+    subject = Subject("", who, None, stage, "", None)
+    shown = dataclasses.replace(one.shown, phase_from="seen")
+    rows: list[Episode] = []
+    for world in one.worlds:
+        for disturbance in one.disturbances or (None,):
+            named = () if disturbance is None else (disturbance,)
+            for job in list_jobs(one.conditions, SCENE_SEED, (), one.scenes, world, named):
+                outcome = Outcome(success=len(rows) % every != 0)
+                rows.append(episode(subject, shown, job, Sources({}, ""), outcome))
+    return rows
+
+
+def test_the_contest_counts_every_round_and_pairs_it_with_who_learned_nothing() -> None:
+    many, servo = (
+        {one.name: rolled_out(one, who, stage, every) for one in ROUNDS}
+        for who, stage, every in (("memcorr-many", "final", 1000), ("servo", "scripted", 2))
+    )
+    both = [row for side in (many, servo) for rounds in side.values() for row in reversed(rounds)]
+    rows = list({row.key: row for row in reversed(both)}.values())  # as in a file
+    assert contest([row for rounds in servo.values() for row in rounds], "embedded") is None
+    elsewhere = [dataclasses.replace(row, scene_seed=7) for row in rows]
+    table = contest([*rows, *elsewhere], "embedded")
+    assert table is not None and [line[0] for line in table.rows] == [one.name for one in ROUNDS]
+    assert table.header == ("Round", "memcorr-many, learned", "Servo, not learned", "learned minus servo")
+    for one, (_, learned, other, ahead) in zip(ROUNDS, table.rows, strict=True):
+        unique = {row.key: row for row in many[one.name]}
+        assert all(one.has(row) for row in unique.values()), one.name
+        if one.name != "the door's four shifts":  # its first part is the door's part of the trained worlds
+            assert learned.startswith(f"{len(unique) - 1}/{len(unique)} "), (one.name, learned)
+            assert other.startswith(f"{len(unique) // 2}/{len(unique)} "), (one.name, other)
+            points = 100 * (len(unique) // 2 - 1) / len(unique)
+            assert ahead.startswith(f"{points:+.1f} ["), (one.name, ahead)
+    apart = [one for one in ROUNDS if one.name != "the door's four shifts"]
+    for row in (row for one in apart for row in many[one.name]):
+        assert sum(one.has(row) for one in apart) == 1, row

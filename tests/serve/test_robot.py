@@ -16,13 +16,13 @@ import pytest
 import memcorr
 from memcorr.correspondence.matcher import load_matcher
 from memcorr.demos.store import Store
+from memcorr.evaluation.sensors import WRONG_SETUPS
 from memcorr.following.masks import Tracked
 from memcorr.frames import Frame
 from memcorr.serve.protocol import Refused, encode, read_message
 from memcorr.worlds.gym_env import observation_of
 from memcorr.worlds.scenes import evaluation_scenes
 from memcorr.worlds.world import World
-from tests.following.test_doubts import FAULTS
 
 from .conftest import ROOT, Server, serving
 from .test_openpi import run
@@ -136,7 +136,7 @@ def rates(store: Store, world: World) -> dict[str, tuple[int, int, str]]:
         good = world.observe()
         for task, follower in followers.items():
             other = followers["close" if task == "open" else "open"]
-            faults = {"nothing is wrong": good, **{name: change(good) for name, (change, _) in FAULTS.items()}}
+            faults = {"nothing is wrong": good, **{name: change(good) for name, change in WRONG_SETUPS.items()}}
             plans = {name: follower.plan(frame, 0) for name, frame in faults.items()}
             plans["the reference of the opposite task"] = other.plan(good, 0)
             for name, plan in plans.items():
