@@ -84,7 +84,7 @@ CHAPTERS: tuple[Chapter, ...] = (
     ),
     Chapter(
         "set-back",
-        "A disturbance: the handle is set back on the way",
+        "A disturbance: set back on the way",
         "Halfway through, the handle jumps back to its start. The servo looks again every eight steps and begins anew.",
         "handle",
         ("press",),
@@ -93,7 +93,7 @@ CHAPTERS: tuple[Chapter, ...] = (
     ),
     Chapter(
         "exchange",
-        "An exchange: another reference in mid-episode",
+        "An exchange: another reference",
         "After 48 steps the reference is taken away and the opposite one is handed over. From then on that one counts.",
         "handle",
         ("pull",),
@@ -258,7 +258,7 @@ def as_content(story: Story, who: str, video: Path, drawn: dict[tuple[Task, int]
     row = story.row
     last, shown = story.moments[-1], [one for one in story.references if one is not None]
     return {
-        "who": "the servo, not learned" if who == SERVO else f"{row.experiment}, learned",
+        "who": "servo, not learned" if who == SERVO else "learned policy",
         "task": row.task,
         "shown": list(dict.fromkeys(one.task for one in shown)),  # in the order of their supply
         "goals": list(WORLD_TASKS[row.world]),
