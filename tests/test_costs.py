@@ -42,7 +42,19 @@ def test_a_slow_test_fails_and_a_quick_one_does_not(tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text(TESTS)
     (tmp_path / "conftest.py").write_text("from tests.costs import *\n")
     environment = {**os.environ, "MEMCORR_TEST_PATIENCE": "0.02", "PYTHONPATH": str(costs.ROOT)}
-    command = [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", "."]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-rA",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        "/dev/null",
+        "--rootdir",
+        ".",
+    ]
     said = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True).stdout
     failed = {line.split("::")[1].split()[0] for line in said.splitlines() if line.startswith("FAILED")}
     assert failed == {"test_slow", "test_slow_fixture", "test_asleep"}, said
