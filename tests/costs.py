@@ -72,7 +72,7 @@ def work() -> float:
         numbers = np.sqrt(numbers + 1.0)
     square = np.ones((256, 256), np.float32)
     for _ in range(8):
-        square = square @ square / 256
+        square = square @ square / np.float32(256)
     return float(numbers[-1] + square[0, 0] + len(words))
 
 

@@ -17,7 +17,7 @@ No simulator truth is needed: motions come from matched points.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -106,13 +106,15 @@ class Progress:
     elapsed: int = 0  # control steps made by then
     returning: bool = False  # off-track: on the way back to the pre-contact frame
     returns: int = 0  # how often it was off-track
-    furthest: int = 0  # phase so far,
+    furthest: int = 0  # phase since the last return or set-back,
     since: int = 0  # and when it was reached
     began: int = 0  # control steps made at the first look
+    set_backs: int = 0  # how often the object was back where it had been, so that there is way to be made again
 
     def stuck(self, costs: PhaseCosts = USUAL) -> str:
-        """Why nothing more is to be expected; "" while there is progress."""
-        if self.returns > costs.most_returns:
+        """Why nothing more is to be expected; "" while there is progress. The last return is waited for: only a hand
+        that is off-track again after it is lost."""
+        if self.returns > costs.most_returns + 1:
             return f"the hand was off its track {self.returns} times"
         if self.elapsed - self.since > costs.longest_stand:
             return f"no progress for {self.elapsed - self.since} steps, since frame {self.furthest} of the reference"
@@ -127,6 +129,7 @@ class Comparison:
     displacement: Array  # (K, T, 3) of the object, metres
     relation: Array  # (K, T) the hand as seen from the object, from where the reference's was, metres
     below: Array  # (K,) how far the hand is below the reference's at the pre-contact frame, metres
+    moved: Array  # (T,) of the course
     pre_contact: int
 
 
@@ -143,7 +146,7 @@ def compare(course: Course, motion: Array, gripper: Array, costs: PhaseCosts = U
     now = now - now.mean(axis=1, keepdims=True)
     turned_squared = ((now[:, None] - then[frames]) ** 2).sum(axis=-1).mean(axis=-1)
     cost = (relation / costs.relation_m) ** 2 + turned_squared / costs.turn_m**2
-    return Comparison(cost, displacement, relation, below, before)
+    return Comparison(cost, displacement, relation, below, course.moved, before)
 
 
 def expected_phase(before: Progress | None, elapsed: int, length: int) -> int:
@@ -213,12 +216,22 @@ def _next(seen: Comparison, k: int, before: Progress | None, elapsed: int, costs
     begun = displacement[phase] if before.displacement is None else before.displacement
     if before.returning:
         near = costs.back_on_track_m
-        returning = relation.min() > near and relation[seen.pre_contact] > 1.5 * near
+        off_track, returning = False, relation.min() > near and relation[seen.pre_contact] > 1.5 * near
     else:
-        off_track = relation[phase] > costs.off_track_m and seen.below[k] > costs.low_m
-        returning = phase > seen.pre_contact and off_track and before.returns <= costs.most_returns
-    returns = before.returns + int(returning and not before.returning)
+        off_track = relation[phase] > costs.off_track_m and seen.below[k] > costs.low_m and phase > seen.pre_contact
+        returning = off_track and before.returns <= costs.most_returns
+    gone = off_track and before.returns == costs.most_returns + 1  # after the last return
+    returns = before.returns + int(gone or (returning and not before.returning))
     phase = seen.pre_contact if returning else phase
-    ahead = phase > before.furthest
-    furthest, since = (phase, elapsed) if ahead else (before.furthest, before.since)
-    return Progress(phase, begun, elapsed, bool(returning), returns, furthest, since, before.began)
+    progress = replace(before, phase=phase, displacement=begun, elapsed=elapsed, returning=bool(returning))
+    return _onwards(replace(progress, returns=returns), before, seen.moved, costs)
+
+
+def _onwards(now: Progress, before: Progress, moved: Array, costs: PhaseCosts) -> Progress:
+    """With how far it has come, which is counted anew where a return begins or ends, and where the object was set
+    back: what had been reached has to be reached again."""
+    lost = moved[now.furthest] - moved[now.phase] > costs.moved_m and now.furthest - now.phase > SPEC.chunk
+    set_back = bool(lost and not now.returning and now.set_backs < costs.most_returns)
+    if set_back or now.returning != before.returning or now.phase > now.furthest:
+        return replace(now, furthest=now.phase, since=now.elapsed, set_backs=now.set_backs + set_back)
+    return now

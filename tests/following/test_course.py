@@ -96,6 +96,51 @@ def test_a_lost_hand_returns_to_where_the_reference_came_down(store: Store, task
     assert not seen_phase(course, np.eye(4), reference.gripper[contact] + [0.02, 0, 0], begun, 68).returning
 
 
+@pytest.mark.parametrize("task", TASKS)
+def test_the_last_return_is_waited_for(store: Store, task: Task) -> None:
+    """Four times a hand goes back to before the contact; it is lost when it is off-track once more."""
+    reference, live = store.demonstration(0, task), store.demonstration(0, opposite(task, "door"))
+    course = course_of(reference)
+    wrong = live.gripper[int(np.argmax(np.abs(live.joint - live.joint[0]) > 0.02))]
+    progress = Progress(60, np.zeros(3), 60, furthest=60, since=60)
+    for n in range(4):
+        lost = seen_phase(course, np.eye(4), wrong, progress, progress.elapsed + 8)
+        assert lost.returning and lost.returns == n + 1 and not lost.stuck()
+        found = seen_phase(course, np.eye(4), reference.gripper[course.pre_contact_frame()], lost, lost.elapsed + 56)
+        assert not found.returning and not found.stuck(), "a return takes its time, and then there is progress again"
+        progress = dataclasses.replace(found, phase=60, elapsed=found.elapsed + 16)
+    again = seen_phase(course, np.eye(4), wrong, progress, progress.elapsed + 8)
+    assert not again.returning and again.stuck() == "the hand was off its track 5 times"
+    later = seen_phase(course, np.eye(4), wrong, again, again.elapsed + 8)
+    assert later.stuck() == again.stuck()
+
+
+def sliding() -> Course:
+    """A drawer that is pushed in by 10 cm between frames 40 and 65, by a hand that keeps to it until frame 160."""
+    slide = np.tile(np.eye(4), (180, 1, 1))
+    slide[40:, 1, 3] = np.minimum(np.arange(140) * 0.001, 0.12)
+    hand = slide[:, :3, 3] + [0.0, -0.1, 0.0]
+    hand[:40] = np.linspace([0, -0.3, 0.2], [0, -0.1, 0.0], 40)
+    return Course(np.random.default_rng(0).normal(size=(16, 3)) * 0.05, slide, hand)
+
+
+def test_an_object_that_is_set_back_is_no_episode_that_does_not_get_on() -> None:
+    """What had been reached is reached again, which takes longer than a hand may stand; one that stands is stuck."""
+    course, progress = sliding(), Progress(0, None)
+    seen = [*range(0, 140, 8), *[k for _ in range(2) for k in range(48, 144, 8)], 144, 152]
+    for n, k in enumerate(seen):
+        progress = seen_phase(course, course.motion[k], course.gripper[k], progress if n else None, 8 * n)
+        assert abs(progress.phase - k) <= SPEC.executed and not progress.stuck(), (n, k)
+    assert progress.set_backs == 2
+    for n in range(len(seen), len(seen) + 18):
+        progress = seen_phase(course, course.motion[100], course.gripper[100], progress, 8 * n)
+    assert progress.stuck().startswith("no progress for")
+    for n in range(9):  # for ever pushed in and back again
+        k = 48 + 40 * (n % 2)
+        progress = seen_phase(course, course.motion[k], course.gripper[k], progress, 500 + 8 * n)
+    assert progress.set_backs == 3 and progress.stuck()
+
+
 def test_a_reference_that_is_taken_up_later_knows_how_the_object_stood() -> None:
     """A drawer that was pulled out by 6 cm is not one that stands 6 cm nearer."""
     points, slide = np.random.default_rng(0).normal(size=(16, 3)) * 0.05, np.zeros((100, 4, 4))
