@@ -1,11 +1,12 @@
 """What tests cost: a limit for those that are not marked `long`, and recordings that are made once.
 
-A test that is not marked `long` fails if it takes more than five seconds, whatever else it found. Counted is the time
-of the processor, of this process and of the children that it has waited for, not the clock on the wall. A test that only
-sleeps uses no processor, so a third of the clock counts too. Beside other programs the processor's seconds are longer as
-well, two and a half times beside two trainings. So before a test fails, a fixed piece of work is timed, and the limit
-grows with it: seconds are those of an idle machine. A test is charged for its call and its own fixtures. Fixtures of a
-module or a session serve others as well, and are charged to nobody. `MEMCORR_TEST_PATIENCE=2` doubles the limit.
+A test that is not marked `long` fails if it takes more than five seconds, whatever else it found. Counted is the
+time of the processor, of this process and of the children that it has waited for, not the clock on the wall. A test
+that only sleeps uses no processor, so a third of the clock counts too. Beside other programs the processor's seconds
+are longer as well, two and a half times beside two trainings. So before a test fails, a fixed piece of work is timed,
+and the limit grows with it: seconds are those of an idle machine. A test is charged for its call and its own fixtures.
+Fixtures of a module or a session serve others as well, and are charged to nobody. `MEMCORR_TEST_PATIENCE=2` doubles
+the limit.
 """
 
 from __future__ import annotations

@@ -164,6 +164,7 @@ def train(
         threads: Threads of this process; runs side by side are faster with one each.
         stage_one: Begin with stage two after this stage-one folder of a run that differs in stage two alone.
         change: Fields of the recipe to train with instead, such as batch=64; the run is then named after them.
+            updates=5 are five updates of stage one, updates=[5,3] also three of stage two.
         dry_run: Print the resolved configuration and the parameter total as JSON, and stop.
     """
     from ..training.experiments import changed, find_experiment

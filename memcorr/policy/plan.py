@@ -134,15 +134,20 @@ class Planner:
         relations = self.following.step(queries)
         plans = self.policy.plan([Request(r, z) for r, z in zip(relations, noises, strict=True)], self.slots)
         return [
-            replace(plan, stuck=relation.stuck, **_doubts(relation))
-            for relation, plan in zip(relations, plans, strict=True)
+            replace(plan, stuck=relation.stuck, doubt=_doubt(relation), unlike=_unlike(query, relation))
+            for query, relation, plan in zip(queries, relations, plans, strict=True)
         ]
 
 
-def _doubts(relation: Relation) -> dict[str, str]:
-    if (recorded := relation.witness) is None:
-        return {}
-    return {"doubt": doubt(relation.frame, recorded, relation), "unlike": unlike(relation.frame, recorded)}
+def _doubt(relation: Relation) -> str:
+    return "" if relation.witness is None else doubt(relation.frame, relation.witness, relation)
+
+
+def _unlike(query: Query, relation: Relation) -> str:
+    """Asked at the first frame of an episode alone."""
+    if query.began is not None or relation.witness is None:
+        return ""
+    return unlike(relation.frame, relation.witness)
 
 
 @dataclass(frozen=True)

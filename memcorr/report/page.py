@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from tqdm import tqdm
+
 from ..evaluation.episodes import find_episodes
 from ..folders import claimed, write_text
 from ..spec import SPEC
@@ -41,7 +43,7 @@ body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1240px; mar
 h1 { font-size: 1.6em; } h3 { margin: 2em 0 .2em; } p { margin: .3em 0 .8em; color: #444; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
 th, td { padding: .35em .6em; text-align: left; border-bottom: 1px solid #ddd; vertical-align: top; }
-th { border-bottom: 2px solid #888; background: #f6f6f6; } td.missing { color: #999; font-style: italic; }
+th { border-bottom: 2px solid #888; background: #f6f6f6; } td.missing { color: #999; }
 figure { margin: 1.5em 0; } figure img { max-width: 100%; } figcaption { color: #444; }
 """
 
@@ -56,7 +58,8 @@ def introduction(lookup: Lookup) -> str:
         f"configuration-bootstrap intervals ({SPEC.resamples:,} resamples, percentile): they speak about "
         "configurations, given the trained models; where every rollout ends alike that interval is a point, and the "
         "exact binomial one over configurations (Clopper–Pearson) stands there instead. Time-outs and rollouts with "
-        "fallback decisions count. The matcher “embedded” has never seen an object of the ten worlds." + missing(lookup)
+        "fallback decisions count. The matcher “embedded” has never seen an object of the ten worlds. A dash (–) "
+        "stands where nothing was measured; a row without rollouts is left out." + missing(lookup)
     )
 
 
@@ -112,7 +115,7 @@ def complete(lookup: Lookup, measured: Measured) -> list[Table]:
         worlds(lookup),
         exchanges(lookup),
     ]
-    ours = [*matching, contest(lookup.episodes, lookup.matcher), *robust, one_recording(lookup.episodes)]
+    ours = [*matching, *robust, one_recording(lookup.episodes)]
     return [*paper, *(table for table in ours if table is not None and table.rows), *further]
 
 
@@ -124,10 +127,18 @@ def write_report(
     found = find_episodes(sources)
     own = [e for e in found if not e.camera and e.shown.masks == "simulator"]
     lookup, measured = Lookup(own or found, matcher, scene_seed), Measured.find(sources)
-    with claimed(Path(out), "figures") as folder:
-        figures, tables = draw_all(lookup, FIGURES, folder / "figures"), complete(lookup, measured)
+    bar = tqdm(total=len(FIGURES) + 1, desc="report", unit="part")
+    with claimed(Path(out), "figures") as folder, bar:
+        figures: dict[str, str] = {}
+        for name, drawn in FIGURES.items():
+            bar.set_postfix_str(f"figure: {name}")
+            figures |= draw_all(lookup, {name: drawn}, folder / "figures")
+            bar.update()
+        bar.set_postfix_str("tables")
+        tables = complete(lookup, measured)
         if (elsewhere := strangers(found)).rows:
             tables.append(elsewhere)
+        bar.update()
         write_text(folder / "REPORT.md", markdown(lookup, tables, figures))
         write_text(folder / "report.html", page(lookup, tables, figures))
     return folder / "report.html"

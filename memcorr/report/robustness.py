@@ -106,8 +106,9 @@ def baselines(lookup: Lookup) -> Table:
             rows.append((_name(name), *cells))
     return Table(
         "Baselines that need no learning, door",
-        "Replay tracks the reference's hand path, moved by how far the object stands from where it stood at the first "
-        "frame; it never looks again. Undisturbed, these tests cannot tell a policy from a tape recorder.",
+        "Why they differ: the expert knows the simulator's state, the servo looks again every eight steps, replay "
+        "looks once and then plays the reference's hand path, moved by how far the object stands elsewhere, and "
+        "zeros never moves. Undisturbed, these tests cannot tell a policy from a tape recorder.",
         ("Who", *(CONDITION_NAMES[c] for c in conditions)),
         tuple(rows),
     )

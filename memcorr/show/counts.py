@@ -13,6 +13,9 @@ from pathlib import Path
 
 from ..evaluation.episodes import EPISODES, Episode, read_episodes
 from ..evaluation.intervention import Intervention
+from ..files import digest_of
+from ..policy.checkpoint import MODEL
+from ..policy.policy import policy_folder
 from ..spec import PhaseSource
 
 COUNTS = Path(__file__).parent / "counts.json"
@@ -32,7 +35,8 @@ class Cited:
     def holds(self, row: Episode) -> bool:
         usual = Intervention(phase_from=self.phase_from)
         here = (row.world, row.condition, row.disturbance) == (self.world, self.condition, "")
-        return here and row.shown == usual and row.stage in ("final", "scripted")
+        shipped = digest_of(policy_folder("shipped") / MODEL)[:12]  # rows of weights that do not ship are not cited
+        return here and row.shown == usual and row.checkpoint in ("", shipped)
 
 
 CITED = (
@@ -43,12 +47,13 @@ CITED = (
 
 
 def counted(results: Path) -> dict[str, list[str]]:
-    """By chapter."""
+    """By chapter; what has no rows is left out."""
     said: dict[str, list[str]] = {}
     for cited in CITED:
         rows = [row for row in read_episodes(results / cited.folder / EPISODES) if cited.holds(row)]
-        share = f"{sum(row.success for row in rows)}/{len(rows)}"
-        said.setdefault(cited.chapter, []).append(cited.text.format(share))
+        if rows:
+            share = f"{sum(row.success for row in rows)}/{len(rows)}"
+            said.setdefault(cited.chapter, []).append(cited.text.format(share))
     return said
 
 

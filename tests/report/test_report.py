@@ -87,8 +87,8 @@ def test_the_papers_counts_reproduce_the_papers_cells(as_published: list[Episode
             continue
         values = table.rows[0][len(line.label) :]
         for theirs, mine, difference in zip(values[::3], values[1::3], values[2::3], strict=True):
-            if theirs in ("not measured", "–"):
-                assert (mine, difference) == ("not measured", "–")
+            if theirs == "–":
+                assert (mine, difference) == ("–", "–")
             else:
                 assert mine.startswith(theirs) and float(difference) == 0
 
@@ -140,7 +140,7 @@ def test_unmeasured_cells_say_so_and_no_rollout_is_dropped() -> None:
     odd = rollouts(Setting(condition="camera").showing(phase_offset=3), 10)
     tables = {table.title: table for table in complete(Lookup([*rows, *odd]), Measured([], []))}
     systems = tables["Complete policy systems"].rows
-    assert systems[0][3] == "not measured" and systems[0][6].startswith("100/150 (66.67 %)")
+    assert systems[0][3] == "–" and systems[0][6].startswith("100/150 (66.67 %)")
     assert "phase +3" in tables["Further measurements"].rows[0][3]
     assert "Paired differences" not in tables
 
@@ -202,9 +202,9 @@ def test_error_tables_stand_beside_the_papers(tmp_path: Path) -> None:
     (tmp_path / "matching.json").write_text(json.dumps({"tables": [live]}))
     tables = {t.title: t for t in complete(Lookup(rollouts(Setting(), 9)), Measured.find([tmp_path]))}
     door = tables["Matching error, door, like for like"]
-    assert door.rows[1][:4] == ("10,000 training rows, mean", "7.95 mm", "2.50 mm", "not measured")
+    assert door.rows[1][:4] == ("10,000 training rows, mean", "7.95 mm", "2.50 mm", "–")
     (row,) = next(t for title, t in tables.items() if "ten worlds" in title).rows
-    assert row == ("plate", "±15°", "1.5 / 3.5 / 9.5, 94 %", "not measured", "1.5 / 2.5 / 9.5, 94 %", "not measured")
+    assert row == ("plate", "±15°", "1.5 / 3.5 / 9.5, 94 %", "–", "1.5 / 2.5 / 9.5, 94 %", "–")
 
 
 def test_error_tables_are_checked_before_they_are_reported(tmp_path: Path) -> None:
