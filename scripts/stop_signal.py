@@ -15,6 +15,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ from memcorr.demos.store import Store
 from memcorr.evaluation.rollout import Decision, Job, Response, roll_out
 from memcorr.evaluation.sensors import WRONG_SETUPS
 from memcorr.files import appending, decoded, read_rows
-from memcorr.folders import claimed
+from memcorr.folders import claimed, write_text
 from memcorr.following.course import Progress
 from memcorr.following.reference import Reference
 from memcorr.following.step import Query
@@ -178,8 +179,10 @@ def roll(out: Path, data: Path, seed: int, only: Sequence[str]) -> None:
     path = out / f"seed-{seed}.jsonl"
     with claimed(out), threads(1):
         done = {row.key for row in read(path)}
-        jobs = [(case, job, other) for world in WORLD_TASKS for case, job, other in cases(world, seed)]
-        jobs = [(case, job, other) for case, job, other in jobs if not only or case in only]
+        write_text(path, "".join(map(line, read(path))))  # without the half line that a killed run may have left
+        of_worlds = [list(cases(world, seed)) for world in WORLD_TASKS]
+        jobs = [one for turn in zip_longest(*of_worlds) for one in turn if one is not None]  # each world has its turn
+        jobs = [one for one in jobs if not only or one[0] in only]
         jobs.sort(key=lambda one: one[0] in GOOD)  # what ends at the first look is soon done
         missing = [
             one for one in jobs if (one[0], one[1].scene.world, one[1].task, one[1].scene.index, one[2]) not in done
@@ -192,9 +195,14 @@ def roll(out: Path, data: Path, seed: int, only: Sequence[str]) -> None:
                 watched = Obedient(references, matcher, case not in (*GOOD, FLICKER), change, other)
                 ((_, outcome),) = roll_out(shared_world(job.scene.world), watched, iter([job]), slots=1)
                 row = counted(case, job, watched, outcome.success)
-                usual = {f.name: f.default for f in dataclasses.fields(Row)}
-                said = {name: value for name, value in dataclasses.asdict(row).items() if value != usual[name]}
-                append(json.dumps(said, ensure_ascii=False) + "\n")
+                append(line(row))
+
+
+def line(row: Row) -> str:
+    """Without what is as usual."""
+    usual = {f.name: f.default for f in dataclasses.fields(Row)}
+    said = {name: value for name, value in dataclasses.asdict(row).items() if value != usual[name]}
+    return json.dumps(said, ensure_ascii=False) + "\n"
 
 
 def _same(frame: Frame) -> Frame:

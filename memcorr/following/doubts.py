@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import cv2
 import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from .step import Relation
 
 QUANTILES = np.linspace(0.02, 0.98, 25)
+OF_OBJECT = np.linspace(0.1, 0.9, 9)
+CROSS = cv2.getStructuringElement(cv2.MORPH_CROSS, (3, 3))
+FEW = 12  # pixels of an object that say nothing of its colours
 PATIENCE = 2  # observations in a row that have to look wrong; at the first of an episode one is enough
 
 
@@ -41,6 +45,8 @@ class Signs:
     travel_m: float = 0.6  # of the object against the recording's
     height_m: float = 0.06  # of that, upwards or downwards
     confidence: float = 0.25  # mean of the matched points at the first look
+    object_colours: float = 32.0  # of 255, mean over the quantiles of the object's, exposed as the recording was
+    top_m: float = 0.05  # of the object's top, upwards or downwards
 
 
 SIGNS = Signs()
@@ -53,10 +59,25 @@ class Witness:
     rotation: Array  # (3, 3) camera axes -> world
     hand: float | None  # `hand_surface`
     colours: Array  # (25, 3) quantiles of red, green and blue
+    exposure: Array  # (3,) their means
+    object_colours: Array | None  # (9, 3) quantiles, of the object alone; None where too little of it is seen
+    top: float | None  # the height that a tenth of what is seen of the object is above, metres, world
 
     @staticmethod
     def of(frame: Frame, signs: Signs = SIGNS) -> Witness:
-        return Witness(frame.camera.T_world_cam[:3, :3], hand_surface(frame, signs), colour_quantiles(frame.rgb))
+        colours, rotation = colour_quantiles(frame.rgb), frame.camera.T_world_cam[:3, :3]
+        return Witness(rotation, hand_surface(frame, signs), colours, exposure(frame.rgb), *object_looks(frame))
+
+    @staticmethod
+    def on_the_way(frame: Frame, signs: Signs = SIGNS) -> Witness:
+        """Without its object, which may have changed since it was first seen."""
+        colours, rotation = colour_quantiles(frame.rgb), frame.camera.T_world_cam[:3, :3]
+        return Witness(rotation, hand_surface(frame, signs), colours, np.zeros(3), None, None)
+
+
+def exposure(rgb: NDArray[np.uint8]) -> Array:
+    """(3,) how bright red, green and blue are in the mean."""
+    return np.asarray(rgb.reshape(-1, 3).mean(axis=0))
 
 
 def colour_quantiles(rgb: NDArray[np.uint8]) -> Array:
@@ -75,7 +96,7 @@ def doubt(frame: Frame, recorded: Witness, relation: Relation, signs: Signs = SI
     """Why a plan from this frame should not be executed; "" if nothing speaks against it."""
     if relation.matches is not None and relation.matches.valid.sum() < SPEC.min_valid:
         return "too little of the object was seen to use the reference"
-    live = Witness.of(frame, signs)
+    live = Witness.on_the_way(frame, signs)
     return (
         wrong_intrinsics(frame, signs)
         or wrong_pose(live, recorded, signs)
@@ -140,6 +161,31 @@ def another_object(confidence: float, signs: Signs = SIGNS) -> str:
     if confidence >= signs.confidence:
         return ""
     return f"hardly anything agrees with the recording (confidence {confidence:.2f}): is it another object?"
+
+
+def object_looks(frame: Frame) -> tuple[Array | None, float | None]:
+    """Colours and top of the object, without the outline of its mask, which shows other things."""
+    inner = cv2.erode(frame.mask.astype(np.uint8), CROSS) > 0
+    for mask in (inner, frame.mask):
+        v, u = np.nonzero(mask & np.isfinite(frame.depth) & (frame.depth > 0))
+        if len(v) >= FEW:
+            heights = frame.camera.lift(np.stack([u, v], axis=-1), frame.depth[v, u])[:, 2]
+            return np.quantile(frame.rgb[v, u], OF_OBJECT, axis=0), float(np.quantile(heights, 0.9))
+    return None, None
+
+
+def unlike(frame: Frame, recorded: Witness, signs: Signs = SIGNS) -> str:
+    """An object of other colours or of another height than the recording's. Asked at the first look of an episode
+    alone: an object that was opened or turned meanwhile looks otherwise."""
+    colours, top = object_looks(frame)
+    if colours is None or top is None or recorded.object_colours is None or recorded.top is None:
+        return ""
+    exposed = colours * recorded.exposure / np.maximum(exposure(frame.rgb), 1.0)
+    if (off := float(np.abs(exposed - recorded.object_colours).mean())) > signs.object_colours:
+        return f"the object's colours are {off:.0f} of 255 away from the recording's: is it another object?"
+    if abs(higher := top - recorded.top) > signs.top_m:
+        return f"the object's top is {100 * higher:+.0f} cm from where it was recorded: is it another object?"
+    return ""
 
 
 def wrong_object(relation: Relation, signs: Signs = SIGNS) -> str:

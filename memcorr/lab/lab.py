@@ -37,8 +37,7 @@ from ..worlds.scenes import Scene
 from ..worlds.world import World, shared_world
 from .clicks import CLICKS, Clicks
 from .episode import Episode, Guide, usual_share
-from .panel import BACK, MOST_ORDERS, ON_A_PAGE, SPEED, UP, WAYS, Order, Panel
-from .record import picture, record
+from .panel import BACK, MOST_ORDERS, ON_A_PAGE, SPEED, UP, WAYS, Order, Panel, picture
 from .stage import Stage
 from .visitors import guarded
 
@@ -47,7 +46,7 @@ NUDGE, BASE_M, HAND_M = 0.15, 0.02, 0.05  # share of the neutral range, metres, 
 QUIET = 0.3  # seconds without an order after which a slot that stands still looks ahead
 # Of several such orders that wait the last counts.
 ONCE = ("u x", "u y", "placement", "start", "camera", "speed", "follow", "record", "world", "page")
-KEPT = 8  # references prepared for the matcher
+KEPT = 2  # references prepared for the matcher, 70 MB each
 
 
 class Lab:
@@ -210,6 +209,8 @@ class Lab:
         return self.episode.interfere(lambda world: world.set_joint(world.joint + by), f"object pushed {how}")
 
     def record(self) -> None:
+        from .record import record
+
         self.panel.recorded.visible = True
 
         def progress(share: float) -> None:

@@ -18,8 +18,8 @@ import viser
 
 from ..demos.store import Demonstration
 from ..errors import UserError
-from ..show.video import LEGEND, SIDE, Image, towards
-from ..spec import WORLD_TASKS
+from ..show.video import LEGEND, SIDE, Image, draw, towards
+from ..spec import SPEC, WORLD_TASKS
 from ..worlds.pairs import Pair
 from ..worlds.scenes import SCENE_COUNTS
 from ..worlds.stock import StockTask
@@ -43,6 +43,12 @@ class Order:
 
     what: str
     value: Any = None
+
+
+def picture(sight: Sight) -> Image:
+    """Reference and live image of one slot, with matches, relation vectors and the planned path."""
+    plan = None if sight.slot.answer is None else sight.slot.answer.plan
+    return draw(sight.frame, sight.supplied, plan, min(sight.slot.since, SPEC.chunk - 1))
 
 
 class Panel:

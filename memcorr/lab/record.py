@@ -1,4 +1,7 @@
-"""One click: the episode so far as a video and as an .rrd for Rerun, drawn again from what was remembered."""
+"""One click: the episode so far as a video and as an .rrd for Rerun, drawn again from what was remembered.
+
+Imported when it is asked for: Rerun takes 56 MB.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +17,15 @@ import trimesh
 
 from ..errors import UserError
 from ..folders import claimed, written_whole
-from ..show.video import FPS, SIDE, STRIP, Image, caption, confidence_colour, draw, towards, write_film
-from ..spec import SPEC, Array
+from ..show.video import FPS, SIDE, STRIP, Image, caption, confidence_colour, towards, write_film
+from ..spec import Array
 from .episode import Episode, Instant, Sight
+from .panel import picture
 from .shapes import ARROWS, arrows, shapes
 from .stage import APART
 
 JPEG = 90
 MOST = 100  # recordings in a folder
-
-
-def picture(sight: Sight) -> Image:
-    """Reference and live image of one slot, with matches, relation vectors and the planned path."""
-    plan = None if sight.slot.answer is None else sight.slot.answer.plan
-    return draw(sight.frame, sight.supplied, plan, min(sight.slot.since, SPEC.chunk - 1))
 
 
 def record(episode: Episode, out: Path, progress: Callable[[float], None]) -> tuple[Path, Path]:

@@ -19,7 +19,7 @@ from ..demos.remarks import remarks
 from ..demos.store import Demonstration
 from ..errors import UserError
 from ..following.course import Progress
-from ..following.doubts import PATIENCE, another_object, doubt
+from ..following.doubts import PATIENCE, another_object, doubt, unlike
 from ..following.reference import Reference
 from ..following.step import Following, MatcherSource, Observation, Query, Relation
 from ..frames import Frame, check_frame
@@ -56,6 +56,7 @@ class Plan:
     matches: Matches | None = None  # the sixteen point pairs it was shown; None where nothing was matched
     progress: Progress | None = None  # to be handed to the next query, where the phase is by what is seen
     doubt: str = ""  # what looks wrong with this frame alone
+    unlike: str = ""  # what makes the object look like another one, which counts at the first frame of an episode
     stuck: str = ""  # why nothing more is to be expected of this episode
     reason: str = ""  # why it should not be executed: stuck, a doubt at the first frame of an episode, or two in a row
 
@@ -133,13 +134,20 @@ class Planner:
         relations = self.following.step(queries)
         plans = self.policy.plan([Request(r, z) for r, z in zip(relations, noises, strict=True)], self.slots)
         return [
-            replace(plan, doubt=_doubt(relation), stuck=relation.stuck)
-            for relation, plan in zip(relations, plans, strict=True)
+            replace(plan, stuck=relation.stuck, doubt=_doubt(relation), unlike=_unlike(query, relation))
+            for query, relation, plan in zip(queries, relations, plans, strict=True)
         ]
 
 
 def _doubt(relation: Relation) -> str:
     return "" if relation.witness is None else doubt(relation.frame, relation.witness, relation)
+
+
+def _unlike(query: Query, relation: Relation) -> str:
+    """Asked at the first frame of an episode alone."""
+    if query.began is not None or relation.witness is None:
+        return ""
+    return unlike(relation.frame, relation.witness)
 
 
 @dataclass(frozen=True)
@@ -149,12 +157,13 @@ class Guard:
     doubts: int = 0  # frames in a row that looked wrong
     actions: Array | None = None  # (16, A) of the last plan
     elapsed: int = 0  # control steps when it was made
+    midway: bool = False  # no plan of this reference yet, but the episode is under way
 
     def passed(self, plan: Plan, elapsed: int, design: Design) -> tuple[Plan, Guard]:
         """The plan with its `reason`, and without a jump from the action that was executed last."""
         first = self.actions is None  # look at this reference
         if first and plan.valid_points and not plan.doubt:
-            plan = replace(plan, doubt=another_object(plan.confidence))
+            plan = replace(plan, doubt=another_object(plan.confidence) or ("" if self.midway else plan.unlike))
         doubts = self.doubts + 1 if plan.doubt else 0
         now = first or doubts >= PATIENCE or plan.unmatched
         actions = plan.actions
@@ -221,7 +230,7 @@ class Follower:
         """Follows another reference from the next plan on, in the middle of the episode; its steps may be counted
         from here on or from the start of the episode."""
         self.reference = self._taken_up(Reference(reference, self.reference.matcher))
-        self.progress, self.swapped, self.guard = None, True, Guard()
+        self.progress, self.swapped, self.guard = None, True, Guard(midway=self.began is not None)
 
     def plan(self, frame: Frame, elapsed: int, seed: int = 0, noise: NDArray[np.float32] | None = None) -> Plan:
         """What continues the reference from `frame`, `elapsed` control steps after the start.
@@ -238,8 +247,9 @@ class Follower:
         if noise is None:
             noise = initial_noise(seed, elapsed, width=design.action_dim)
         query = Query(Observation(frame), self.reference, elapsed, self.progress, self.began)
+        guard = self.guard if elapsed or self.swapped else Guard()
         (plan,) = self.planner.plan([query], [noise])
-        plan, self.guard = (self.guard if elapsed else Guard()).passed(plan, elapsed, design)
+        plan, self.guard = guard.passed(plan, elapsed, design)
         if not np.isfinite(plan.actions).all():  # the last gate before a robot
             raise ValueError("the plan holds NaN or infinity: the frame, robot_state or gripper cannot be right")
         self.progress, self.began, self.swapped = plan.progress, self.began or query.observation, False

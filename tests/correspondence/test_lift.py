@@ -247,7 +247,9 @@ def test_a_matcher_of_ones_own_is_named_by_its_class(tmp_path: Path, monkeypatch
     name = "own_matcher_of_a_test:Mine"
     matcher = load_matcher(name)
     pixels = np.array([[[3.0, 4.0]]])
-    located, confidence = matcher.match(matcher.encode(np.zeros((1, 128, 128, 3), np.uint8)), pixels, np.zeros(1))
+    located, confidence = matcher.match(
+        matcher.encode(np.zeros((1, 128, 128, 3), np.uint8)), pixels, np.zeros((1, 128, 128, 3), np.uint8)
+    )
     assert (located == pixels).all() and confidence.item() == 1.0 and matcher.abstains_below == 0.0
     assert len(weights_digest(name)) == 12 and str(tmp_path) not in sys.path
     for wrong, said in (

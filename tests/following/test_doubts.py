@@ -12,7 +12,7 @@ from memcorr.correspondence.matches import Matches
 from memcorr.demos.store import Store
 from memcorr.errors import UserError
 from memcorr.evaluation.sensors import WRONG_SETUPS
-from memcorr.following.doubts import QUANTILES, Witness, colour_quantiles, doubt, hand_surface
+from memcorr.following.doubts import QUANTILES, Witness, colour_quantiles, doubt, hand_surface, unlike
 from memcorr.following.step import Relation
 from memcorr.policy.checkpoint import Design
 from memcorr.policy.plan import LARGEST_CHANGE, Guard, Plan
@@ -93,6 +93,25 @@ def test_matches_that_hardly_agree_are_another_object_at_the_first_look_alone() 
     for elapsed in (8, 16, 24):
         plan, guard = guard.passed(unsure, elapsed, design)
         assert not plan.reason
+
+
+def test_an_object_of_other_colours_or_height_is_another_one_at_the_first_look(store: Store) -> None:
+    """Brighter light is none; nor is an object that looks otherwise in the middle of an episode."""
+    frame = store.demonstration(0, "open").frame(0)
+    recorded = Witness.of(frame)
+    assert not unlike(frame, recorded)
+    brighter = replace(frame, rgb=np.clip(frame.rgb * 1.2, 0, 255).astype(np.uint8))
+    assert not unlike(brighter, recorded)
+    painted = replace(frame, rgb=np.where(frame.mask[..., None], 255 - frame.rgb, frame.rgb))
+    assert "colours" in unlike(painted, recorded)
+    higher = replace(frame, depth=np.where(frame.mask, 0.9 * frame.depth, frame.depth))
+    assert "top is +" in unlike(higher, recorded)
+    assert not unlike(replace(frame, mask=np.zeros_like(frame.mask)), recorded)
+    follower = memcorr.load_policy("servo").follow(store.demonstration(0, "open"))
+    assert "another object" in follower.plan(painted, 0).reason
+    assert not follower.plan(frame, 0).reason
+    follower.swap(store.demonstration(0, "close"))
+    assert not follower.plan(painted, 0).reason
 
 
 def test_the_front_of_the_hand_is_found_where_the_gripper_is(store: Store) -> None:

@@ -8,13 +8,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from memcorr.demos.store import read_demonstration, write_demonstration
+from memcorr.demos.store import Store, read_demonstration, write_demonstration
 from memcorr.evaluation.sensors import noisy, with_holes
 from memcorr.recordings.check.report import examine
 from memcorr.spec import WORLD_TASKS
 from memcorr.worlds.expert import act
 from memcorr.worlds.scenes import demonstration_scenes
 from memcorr.worlds.world import World
+
+REFERENCES = Path(__file__).parents[2] / "results/references"
+
+
+@pytest.mark.parametrize("task", sorted(path.name for path in (REFERENCES / "metaworld").iterdir()))
+def test_no_false_alarm_in_a_stock_task(task: str) -> None:
+    """Open fingers at the place of the gripper, a hand behind a wall, and recordings as people make them."""
+    for demonstration in Store.open(REFERENCES / "metaworld" / task).present():
+        found = examine(demonstration)
+        assert not found, [f.line() for f in found]
 
 
 @pytest.mark.long

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...spec import Array
+from ...frames import Frame
+from ...spec import SPEC, Array
 from .evidence import Evidence, Finding, returned
 
 NEAR = 0.03  # metres between the gripper and what depth shows there: half a finger, and the noise of depth
 WINDOW = 1 / 50  # of the image's larger side, around the gripper's pixel
+MIDDLE = 0.005  # metres of the gripper from the middle of the fingertips, at most
 DOUBTED, BELIEVED = 0.5, 0.7  # share of frames in which the gripper is where depth is
 BETTER = 0.3  # more than as given: believed although what was given is not bad either
 FARTHEST = 20.0  # metres; a median depth beyond this is another unit
@@ -105,22 +107,38 @@ class Fit:
 
 
 def fit_of(evidence: Evidence) -> Fit:
-    height, width = evidence.size
-    reach, outside = max(2, round(max(height, width) * WINDOW)), 0
+    reach, outside = max(2, round(max(evidence.size) * WINDOW)), 0
     misses: list[float] = []
     for frame in evidence.frames:
-        with np.errstate(all="ignore"):
-            uv, z = frame.camera.project(frame.gripper)
-        if not (z > 0 and 0 <= uv[0] <= width - 1 and 0 <= uv[1] <= height - 1):
+        seen = [seen_from(frame, point, reach) for point in hand_points(frame)]
+        if seen[0] is None:
             outside += 1
-            continue
-        u, v = np.round(uv).astype(int)
-        window = frame.depth[max(v - reach, 0) : v + reach + 1, max(u - reach, 0) : u + reach + 1]
-        if (seen := window[returned(window)]).size:
-            misses.append(float(np.abs(seen - z).min()))
+        elif (off := np.concatenate([s for s in seen if s is not None])).size:
+            misses.append(float(np.abs(off).min()))
     judged = outside + len(misses)
     agreeing = sum(miss < NEAR for miss in misses) / judged if judged else 1.0
     return Fit(agreeing, outside, float(np.median(misses)) if misses else float("nan"))
+
+
+def hand_points(frame: Frame) -> list[Array]:
+    """The gripper; and the fingertips that it is the middle of, if robot_state has them: between open fingers a camera
+    sees what is behind them."""
+    tips = frame.robot_state[3:6], frame.robot_state[6:9]
+    if len(frame.robot_state) != SPEC.state_dim or np.abs(np.mean(tips, axis=0) - frame.gripper).max() > MIDDLE:
+        return [frame.gripper]
+    return [frame.gripper, *tips]
+
+
+def seen_from(frame: Frame, point: Array, reach: int) -> Array | None:
+    """From a point to what depth shows around its pixel, metres; None where it is outside of the image."""
+    height, width = frame.depth.shape
+    with np.errstate(all="ignore"):
+        uv, z = frame.camera.project(point)
+    if not (z > 0 and 0 <= uv[0] <= width - 1 and 0 <= uv[1] <= height - 1):
+        return None
+    u, v = np.round(uv).astype(int)
+    window = frame.depth[max(v - reach, 0) : v + reach + 1, max(u - reach, 0) : u + reach + 1]
+    return np.asarray(window[returned(window)] - z, np.float64)
 
 
 def poses(change: Callable[[Array], Array]) -> Callable[[Evidence], Evidence]:
