@@ -25,7 +25,7 @@ import tomllib
 from collections.abc import Callable, Generator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -76,23 +76,39 @@ def work() -> float:
     return float(numbers[-1] + square[0, 0] + len(words))
 
 
-def slowness(times: int = 5) -> float:
-    """How many times longer a second of the processor is now than on an idle machine; 1 on a faster one."""
-    seconds = []
+class Slowness(NamedTuple):
+    """How many times longer than on an idle machine something takes now; 1 on a faster one."""
+
+    processor: float  # in seconds of the processor: others use its caches and its other half
+    clock: float  # by the clock: others have their turns
+
+
+def slowness(times: int = 5) -> Slowness:
+    seconds, begun = [], time.monotonic()
     for _ in range(times):
-        begun = time.thread_time()
+        at = time.thread_time()
         work()
-        seconds.append(time.thread_time() - begun)
-    return max(1.0, statistics.median(seconds) / YARDSTICK)
+        seconds.append(time.thread_time() - at)
+    clock = (time.monotonic() - begun) / times
+    return Slowness(max(1.0, statistics.median(seconds) / YARDSTICK), max(1.0, clock / YARDSTICK))
 
 
-AT_THE_BEGINNING: list[float] = []  # of this test process: the machine may be idle again when a test is judged
+AT_THE_BEGINNING: list[Slowness] = []  # of this test process: the machine may be idle again when a test is judged
 
 
-def allowed() -> float:
-    """Seconds that a test may take here and now."""
-    patience = float(os.environ.get("MEMCORR_TEST_PATIENCE", "1"))
-    return LIMIT * patience * max(slowness(), *AT_THE_BEGINNING, 1.0)
+def too_slow(meter: Meter) -> str:
+    """What is said of a test that took too long for this machine as it is now; '' of any other."""
+    limit = LIMIT * float(os.environ.get("MEMCORR_TEST_PATIENCE", "1"))
+    if meter.seconds <= limit:
+        return ""
+    now = [slowness(), *AT_THE_BEGINNING]
+    processor, waiting = limit * max(s.processor for s in now), limit * max(s.clock for s in now)
+    if meter.processor <= processor and meter.clock / WAITING <= waiting:
+        return ""
+    return (
+        f"took {meter.processor:.1f} s of the processor and {meter.clock:.1f} s by the clock, more than "
+        f"{processor:.2g} s and {WAITING * waiting:.2g} s: make it quicker, or mark it with pytest.mark.long"
+    )
 
 
 def charged() -> Step:
@@ -134,14 +150,10 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     report = yield
     if not AT_THE_BEGINNING:
         AT_THE_BEGINNING.append(slowness())
-    least = LIMIT * float(os.environ.get("MEMCORR_TEST_PATIENCE", "1"))
     judged = report.when == "call" and report.passed and not item.get_closest_marker("long")
-    if judged and METER.seconds > least and METER.seconds > (limit := allowed()):
+    if judged and (words := too_slow(METER)):
         report.outcome = "failed"
-        report.longrepr = (
-            f"{item.nodeid} took {METER.processor:.1f} s of the processor and {METER.clock:.1f} s by the clock, "
-            f"more than {limit:.2g} s: make it quicker, or mark it with pytest.mark.long"
-        )
+        report.longrepr = f"{item.nodeid} {words}"
     return report
 
 

@@ -132,7 +132,6 @@ def own():
 def test_quick(shared): pass
 def test_slow(): burn(0.5)
 def test_slow_fixture(own): pass
-def test_asleep(): time.sleep(1.5)
 @pytest.mark.long
 def test_long(): burn(0.5)
 """
@@ -158,24 +157,41 @@ def test_a_slow_test_fails_and_a_quick_one_does_not(tmp_path: Path) -> None:
     ]
     said = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True).stdout
     failed = {line.split("::")[1].split()[0] for line in said.splitlines() if line.startswith("FAILED")}
-    assert failed == {"test_slow", "test_slow_fixture", "test_asleep"}, said
+    assert failed == {"test_slow", "test_slow_fixture"}, said
     assert "more than" in said and "pytest.mark.long" in said
 
 
-@pytest.mark.parametrize(("now", "before", "seconds"), [(1.0, 1.0, 5.0), (2.4, 1.0, 12.0), (1.0, 2.4, 12.0)])
+@pytest.mark.parametrize(
+    ("processor", "clock", "now", "before", "slow"),
+    [
+        (4.9, 14.0, (1.0, 1.0), (1.0, 1.0), False),
+        (5.1, 5.1, (1.0, 1.0), (1.0, 1.0), True),
+        (0.1, 16.0, (1.0, 1.0), (1.0, 1.0), True),  # asleep
+        (11.0, 30.0, (2.4, 6.0), (1.0, 1.0), False),  # beside other programs
+        (11.0, 30.0, (1.0, 1.0), (2.4, 6.0), False),  # which have ended since
+        (13.0, 30.0, (2.4, 6.0), (1.0, 1.0), True),  # but slow all the same
+    ],
+)
 def test_the_limit_grows_with_what_other_programs_take(
-    now: float, before: float, seconds: float, monkeypatch: pytest.MonkeyPatch
+    processor: float,
+    clock: float,
+    now: tuple[float, float],
+    before: tuple[float, float],
+    slow: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(costs, "slowness", lambda: now)
-    monkeypatch.setattr(costs, "AT_THE_BEGINNING", [before])
+    monkeypatch.setattr(costs, "slowness", lambda: costs.Slowness(*now))
+    monkeypatch.setattr(costs, "AT_THE_BEGINNING", [costs.Slowness(*before)])
     monkeypatch.delenv("MEMCORR_TEST_PATIENCE", raising=False)
-    assert costs.allowed() == pytest.approx(seconds)
+    meter = costs.Meter()
+    meter.processor, meter.clock = processor, clock
+    assert bool(costs.too_slow(meter)) == slow
 
 
 def test_slowness_is_that_of_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three times the work: a machine three times as slow."""
     once = costs.slowness()
     plain = costs.work
-    monkeypatch.setattr(costs, "YARDSTICK", costs.YARDSTICK * once)
+    monkeypatch.setattr(costs, "YARDSTICK", costs.YARDSTICK * once.processor)
     monkeypatch.setattr(costs, "work", lambda: plain() + plain() + plain())
-    assert 2.0 < costs.slowness() < 4.5
+    assert 2.0 < costs.slowness().processor < 4.5

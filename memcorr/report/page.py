@@ -127,8 +127,8 @@ def write_report(
     found = find_episodes(sources)
     own = [e for e in found if not e.camera and e.shown.masks == "simulator"]
     lookup, measured = Lookup(own or found, matcher, scene_seed), Measured.find(sources)
-    bar = tqdm(total=len(FIGURES) + 1, desc="report", unit="part")
-    with claimed(Path(out), "figures") as folder, bar:
+    parts = len(FIGURES) + 1
+    with claimed(Path(out), "figures") as folder, tqdm(total=parts, desc="report", unit="part", disable=None) as bar:
         figures: dict[str, str] = {}
         for name, drawn in FIGURES.items():
             bar.set_postfix_str(f"figure: {name}")

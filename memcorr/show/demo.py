@@ -27,7 +27,7 @@ from ..errors import UserError
 from ..evaluation.controllers import REFERENCE_PAIR
 from ..evaluation.evaluate import find_subject, list_jobs, usual
 from ..evaluation.intervention import Intervention
-from ..files import content_of
+from ..files import content_of, read_json
 from ..folders import claimed, write_text, written_whole
 from ..frames import Camera
 from ..policy.servo import SERVO
@@ -202,11 +202,12 @@ def outcome(content: dict[str, Any] | None) -> str:
 
 def write_page(out: Path, told: Sequence[Shown]) -> Path:
     picture = filmstrip([one.strip for one in told if one.strip is not None], out / "demo.jpg")
+    counts = read_json(COUNTS, dict[str, list[str]], "counts of rollouts")
     chapters = [
         {
             "title": chapter.title,
             "text": chapter.text,
-            "counts": json.loads(content_of(COUNTS)).get(chapter.name, []),
+            "counts": counts.get(chapter.name, []),
             "columns": len(chapter.policies) if len(chapter.policies) > 1 else len(chapter.tasks),
             "stories": [one.content for one in told if one.chapter == chapter.name],
         }
