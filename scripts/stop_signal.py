@@ -183,7 +183,9 @@ def roll(out: Path, data: Path, seed: int, only: Sequence[str]) -> None:
         of_worlds = [list(cases(world, seed)) for world in WORLD_TASKS]
         jobs = [one for turn in zip_longest(*of_worlds) for one in turn if one is not None]  # each world has its turn
         jobs = [one for one in jobs if not only or one[0] in only]
-        jobs.sort(key=lambda one: one[0] in GOOD)  # what ends at the first look is soon done
+        jobs.sort(
+            key=lambda one: (one[0] in GOOD) + 2 * (one[0] == FLICKER)
+        )  # what ends at the first look is soon done
         missing = [
             one for one in jobs if (one[0], one[1].scene.world, one[1].task, one[1].scene.index, one[2]) not in done
         ]

@@ -9,7 +9,7 @@ wrong gripper) is not looked for.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import cv2
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 QUANTILES = np.linspace(0.02, 0.98, 25)
 OF_OBJECT = np.linspace(0.1, 0.9, 9)
 CROSS = cv2.getStructuringElement(cv2.MORPH_CROSS, (3, 3))
+MIDDLE = 0.005  # metres of the gripper from the middle of the fingertips, at most
 FEW = 12  # pixels of an object that say nothing of its colours
 PATIENCE = 2  # observations in a row that have to look wrong; at the first of an episode one is enough
 
@@ -39,6 +40,7 @@ class Signs:
     flat_m: float = 0.002  # depth that varies less than this over the whole image
     camera_deg: float = 80.0  # between the live camera's axes and the recording's
     hand_m: float = 0.05  # between what is seen around the gripper and what the recording saw there, optical axis
+    first_hand_m: tuple[float, ...] = (0.035, 0.035, 0.035, 0.05)  # the same at the first look, of each `hand_points`
     hand_window: float = 0.04  # of the image size: how far around the gripper's pixel that is
     colours: float = 0.6  # of their difference as they are, that of exchanged red and blue
     tilt_deg: float = 35.0  # of the object against the recording's
@@ -57,7 +59,8 @@ class Witness:
     """What of one frame is compared with another one."""
 
     rotation: Array  # (3, 3) camera axes -> world
-    hand: float | None  # `hand_surface`
+    hand: float | None  # `hand_surface` of the gripper
+    hands: tuple[float | None, ...]  # of it and of the other points of the hand that robot_state has, at a first look
     colours: Array  # (25, 3) quantiles of red, green and blue
     exposure: Array  # (3,) their means
     object_colours: Array | None  # (9, 3) quantiles, of the object alone; None where too little of it is seen
@@ -65,19 +68,18 @@ class Witness:
 
     @staticmethod
     def of(frame: Frame, signs: Signs = SIGNS) -> Witness:
-        colours, rotation = colour_quantiles(frame.rgb), frame.camera.T_world_cam[:3, :3]
-        return Witness(rotation, hand_surface(frame, signs), colours, exposure(frame.rgb), *object_looks(frame))
+        hands = tuple(hand_surface(replace(frame, gripper=p), signs, behind=True) for p in hand_points(frame))
+        object_colours, top = object_looks(frame)
+        mean = np.asarray(frame.rgb.reshape(-1, 3).mean(axis=0))
+        return replace(
+            Witness.on_the_way(frame, signs), hands=hands, exposure=mean, object_colours=object_colours, top=top
+        )
 
     @staticmethod
     def on_the_way(frame: Frame, signs: Signs = SIGNS) -> Witness:
-        """Without its object, which may have changed since it was first seen."""
-        colours, rotation = colour_quantiles(frame.rgb), frame.camera.T_world_cam[:3, :3]
-        return Witness(rotation, hand_surface(frame, signs), colours, np.zeros(3), None, None)
-
-
-def exposure(rgb: NDArray[np.uint8]) -> Array:
-    """(3,) how bright red, green and blue are in the mean."""
-    return np.asarray(rgb.reshape(-1, 3).mean(axis=0))
+        """Without what is compared at a first look alone."""
+        rotation = frame.camera.T_world_cam[:3, :3]
+        return Witness(rotation, hand_surface(frame, signs), (), colour_quantiles(frame.rgb), np.zeros(3), None, None)
 
 
 def colour_quantiles(rgb: NDArray[np.uint8]) -> Array:
@@ -130,10 +132,18 @@ def wrong_pose(live: Witness, recorded: Witness, signs: Signs = SIGNS) -> str:
     return ""
 
 
-def hand_surface(frame: Frame, signs: Signs = SIGNS) -> float | None:
+def hand_points(frame: Frame) -> list[Array]:
+    """The gripper; the fingertips that it is the middle of, and the end effector, where robot_state has them."""
+    state = frame.robot_state
+    if len(state) != SPEC.state_dim or np.abs((state[3:6] + state[6:9]) / 2 - frame.gripper).max() > MIDDLE:
+        return [frame.gripper]
+    return [frame.gripper, state[3:6], state[6:9], state[:3]]
+
+
+def hand_surface(frame: Frame, signs: Signs = SIGNS, behind: bool = False) -> float | None:
     """From the gripper to the front of what is seen around its pixel, metres along the optical axis. The front is the
     hand, wherever it is in the image. Infinite outside of the image; None where the object hides it, or nothing
-    returned."""
+    returned. With `behind` an object farther away than the gripper does not hide it, but is seen in its place."""
     (uv, z), (height, width) = frame.camera.project(frame.gripper), frame.depth.shape
     reach = max(2, round(signs.hand_window * max(height, width)))
     if z <= 0 or not (0 <= uv[0] < width and 0 <= uv[1] < height):
@@ -141,7 +151,8 @@ def hand_surface(frame: Frame, signs: Signs = SIGNS) -> float | None:
     u, v = (int(x) for x in np.round(uv))
     window = slice(max(v - reach, 0), v + reach + 1), slice(max(u - reach, 0), u + reach + 1)
     depth, mask = frame.depth[window], frame.mask[window]
-    seen = depth[np.isfinite(depth) & (depth > 0) & ~mask]
+    hidden = mask & (depth < z + signs.hand_m) if behind else mask
+    seen = depth[np.isfinite(depth) & (depth > 0) & ~hidden]
     return float(np.quantile(seen, 0.1) - z) if seen.size > depth.size / 2 else None
 
 
@@ -174,18 +185,25 @@ def object_looks(frame: Frame) -> tuple[Array | None, float | None]:
     return None, None
 
 
-def unlike(frame: Frame, recorded: Witness, signs: Signs = SIGNS) -> str:
-    """An object of other colours or of another height than the recording's. Asked at the first look of an episode
-    alone: an object that was opened or turned meanwhile looks otherwise."""
-    colours, top = object_looks(frame)
-    if colours is None or top is None or recorded.object_colours is None or recorded.top is None:
+def at_first_look(frame: Frame, recorded: Witness, signs: Signs = SIGNS) -> str:
+    """What is asked at the first look of an episode alone, where hand and object look as they did in the recording: a
+    hand that is not where the camera has it, an object of other colours or of another height."""
+    live = Witness.of(frame, signs)
+    for here, there, most in zip(live.hands, recorded.hands, signs.first_hand_m, strict=False):
+        if here is not None and there is not None and not np.isinf(there) and abs(here - there) > most:
+            return f"camera and gripper do not fit: {in_cm(here - there)}; check extrinsics, depth and gripper"
+    if live.object_colours is None or live.top is None or recorded.object_colours is None or recorded.top is None:
         return ""
-    exposed = colours * recorded.exposure / np.maximum(exposure(frame.rgb), 1.0)
+    exposed = live.object_colours * recorded.exposure / np.maximum(live.exposure, 1.0)
     if (off := float(np.abs(exposed - recorded.object_colours).mean())) > signs.object_colours:
         return f"the object's colours are {off:.0f} of 255 away from the recording's: is it another object?"
-    if abs(higher := top - recorded.top) > signs.top_m:
-        return f"the object's top is {100 * higher:+.0f} cm from where it was recorded: is it another object?"
+    if abs(higher := live.top - recorded.top) > signs.top_m:
+        return f"the object's top is {in_cm(higher)} from where it was recorded: is it another object?"
     return ""
+
+
+def in_cm(metres: float) -> str:
+    return "outside of the image" if np.isinf(metres) else f"{100 * metres:+.0f} cm"
 
 
 def wrong_object(relation: Relation, signs: Signs = SIGNS) -> str:

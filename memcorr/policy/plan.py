@@ -1,6 +1,6 @@
 """What a policy is asked and what it answers, and the follower that a user holds in hand.
 
-Every planner (a diffusion policy, the servo) takes the same `Request` and gives the same `Plan`.
+Whatever plans (a diffusion policy, the servo) takes the same `Request` and gives the same `Plan`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..demos.remarks import remarks
 from ..demos.store import Demonstration
 from ..errors import UserError
 from ..following.course import Progress
-from ..following.doubts import PATIENCE, another_object, doubt, unlike
+from ..following.doubts import PATIENCE, another_object, at_first_look, doubt
 from ..following.reference import Reference
 from ..following.step import Following, MatcherSource, Observation, Query, Relation
 from ..frames import Frame, check_frame
@@ -56,7 +56,7 @@ class Plan:
     matches: Matches | None = None  # the sixteen point pairs it was shown; None where nothing was matched
     progress: Progress | None = None  # to be handed to the next query, where the phase is by what is seen
     doubt: str = ""  # what looks wrong with this frame alone
-    unlike: str = ""  # what makes the object look like another one, which counts at the first frame of an episode
+    at_first: str = ""  # the same, of what is compared at the first frame of an episode alone
     stuck: str = ""  # why nothing more is to be expected of this episode
     reason: str = ""  # why it should not be executed: stuck, a doubt at the first frame of an episode, or two in a row
 
@@ -95,7 +95,7 @@ class Follows(ABC):
 
     @abstractmethod
     def plan(self, requests: Sequence[Request], slots: int = 1) -> list[Plan]:
-        """One plan per request, computed in batches of `slots`: the same bits whatever else is in the batch."""
+        """One plan per request, computed in batches of `slots`: the same bits whoever else is in the batch."""
 
     def follow(
         self,
@@ -133,21 +133,16 @@ class Planner:
         """What continues each reference from what is seen, one to one."""
         relations = self.following.step(queries)
         plans = self.policy.plan([Request(r, z) for r, z in zip(relations, noises, strict=True)], self.slots)
-        return [
-            replace(plan, stuck=relation.stuck, doubt=_doubt(relation), unlike=_unlike(query, relation))
-            for query, relation, plan in zip(queries, relations, plans, strict=True)
-        ]
+        return [doubted(*each) for each in zip(plans, queries, relations, strict=True)]
 
 
-def _doubt(relation: Relation) -> str:
-    return "" if relation.witness is None else doubt(relation.frame, relation.witness, relation)
-
-
-def _unlike(query: Query, relation: Relation) -> str:
-    """Asked at the first frame of an episode alone."""
-    if query.began is not None or relation.witness is None:
-        return ""
-    return unlike(relation.frame, relation.witness)
+def doubted(plan: Plan, query: Query, relation: Relation) -> Plan:
+    """The plan with what speaks against it. Some signs are looked for at the first frame of an episode alone."""
+    plan, frame = replace(plan, stuck=relation.stuck), relation.frame
+    if (recorded := relation.witness) is None:
+        return plan
+    at_first = at_first_look(frame, recorded) if query.began is None else ""
+    return replace(plan, doubt=doubt(frame, recorded, relation), at_first=at_first)
 
 
 @dataclass(frozen=True)
@@ -163,7 +158,7 @@ class Guard:
         """The plan with its `reason`, and without a jump from the action that was executed last."""
         first = self.actions is None  # look at this reference
         if first and plan.valid_points and not plan.doubt:
-            plan = replace(plan, doubt=another_object(plan.confidence) or ("" if self.midway else plan.unlike))
+            plan = replace(plan, doubt=another_object(plan.confidence) or ("" if self.midway else plan.at_first))
         doubts = self.doubts + 1 if plan.doubt else 0
         now = first or doubts >= PATIENCE or plan.unmatched
         actions = plan.actions

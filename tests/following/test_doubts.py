@@ -12,7 +12,7 @@ from memcorr.correspondence.matches import Matches
 from memcorr.demos.store import Store
 from memcorr.errors import UserError
 from memcorr.evaluation.sensors import WRONG_SETUPS
-from memcorr.following.doubts import QUANTILES, Witness, colour_quantiles, doubt, hand_surface, unlike
+from memcorr.following.doubts import QUANTILES, Witness, at_first_look, colour_quantiles, doubt, hand_surface
 from memcorr.following.step import Relation
 from memcorr.policy.checkpoint import Design
 from memcorr.policy.plan import LARGEST_CHANGE, Guard, Plan
@@ -99,19 +99,37 @@ def test_an_object_of_other_colours_or_height_is_another_one_at_the_first_look(s
     """Brighter light is none; nor is an object that looks otherwise in the middle of an episode."""
     frame = store.demonstration(0, "open").frame(0)
     recorded = Witness.of(frame)
-    assert not unlike(frame, recorded)
+    assert not at_first_look(frame, recorded)
     brighter = replace(frame, rgb=np.clip(frame.rgb * 1.2, 0, 255).astype(np.uint8))
-    assert not unlike(brighter, recorded)
+    assert not at_first_look(brighter, recorded)
     painted = replace(frame, rgb=np.where(frame.mask[..., None], 255 - frame.rgb, frame.rgb))
-    assert "colours" in unlike(painted, recorded)
+    assert "colours" in at_first_look(painted, recorded)
     higher = replace(frame, depth=np.where(frame.mask, 0.9 * frame.depth, frame.depth))
-    assert "top is +" in unlike(higher, recorded)
-    assert not unlike(replace(frame, mask=np.zeros_like(frame.mask)), recorded)
+    assert "top is +" in at_first_look(higher, recorded)
+    assert not at_first_look(replace(frame, mask=np.zeros_like(frame.mask)), recorded)
     follower = memcorr.load_policy("servo").follow(store.demonstration(0, "open"))
     assert "another object" in follower.plan(painted, 0).reason
     assert not follower.plan(frame, 0).reason
     follower.swap(store.demonstration(0, "close"))
     assert not follower.plan(painted, 0).reason
+
+
+def test_every_point_of_the_hand_is_where_the_camera_has_it_at_the_first_look(store: Store) -> None:
+    """At the gripper's pixel there is the object by chance, as deep as the hand was: its fingertips tell."""
+    frame = store.demonstration(0, "open").frame(0)
+    recorded = Witness.of(frame)
+    assert len(recorded.hands) == 4
+    state = frame.robot_state + np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.3, 0.0, 0.0, -0.3])
+    assert "do not fit" in at_first_look(replace(frame, robot_state=state), recorded)
+    assert not at_first_look(replace(frame, robot_state=np.zeros(4)), recorded), "of other robots only the gripper"
+    _, far = frame.camera.project(frame.gripper[None])
+    covered = np.zeros_like(frame.mask)
+    v, u = np.nonzero(frame.depth > far[0] + 0.2)
+    covered[v, u] = True
+    elsewhere = replace(frame, mask=covered, gripper=frame.camera.lift(np.array([[u[0], v[0]]]), far)[0])
+    assert hand_surface(elsewhere) is None, "taken for hidden"
+    seen = hand_surface(elsewhere, behind=True)
+    assert seen is not None and seen > 0.1
 
 
 def test_the_front_of_the_hand_is_found_where_the_gripper_is(store: Store) -> None:
