@@ -44,6 +44,7 @@ h1 { font-size: 1.6em; } h3 { margin: 2em 0 .2em; } p { margin: .3em 0 .8em; col
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
 th, td { padding: .35em .6em; text-align: left; border-bottom: 1px solid #ddd; vertical-align: top; }
 th { border-bottom: 2px solid #888; background: #f6f6f6; } td.missing { color: #999; }
+ul { columns: 3 20em; padding-left: 1.2em; }
 figure { margin: 1.5em 0; } figure img { max-width: 100%; } figcaption { color: #444; }
 """
 
