@@ -65,8 +65,8 @@ _CLAIMED: set[tuple[int, int, Path]] = set()  # process, thread, folder: a forke
 @contextmanager
 def claimed(folder: Path, *inside: str) -> Iterator[Path]:
     """`folder`, made if need be, with its folders `inside`, for this process alone; what killed processes left
-    half-written is removed. Who has claimed it may call somebody who claims it, too: a verb keeps its folder until
-    its last file is there."""
+    half-written is removed. A caller that has claimed it may call a function that claims it too: a verb keeps its
+    folder until its last file is written."""
     owner = os.getpid(), threading.get_ident(), folder.resolve()
     if owner in _CLAIMED:
         yield folder

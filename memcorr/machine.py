@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def padded(count: int, size: int) -> Iterator[NDArray[np.int64]]:
     """Indices 0 .. count - 1 in batches of exactly `size`; the last one repeats its last index.
 
-    Matrix products of another shape round differently, so whoever wants the same bits for one row and
-    for many computes in batches of one shape, and drops what was repeated.
+    Matrix products of another shape round differently, so to get the same bits for one row and
+    for many, compute in batches of one shape, and drops what was repeated.
     """
     for first in range(0, count, size):
         yield np.minimum(np.arange(first, first + size), count - 1)

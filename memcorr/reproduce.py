@@ -3,6 +3,7 @@
 smoke   every verb on two pairs and tiny training: does the whole path work here?
 cpu     one seed: MemCorr-DP as published and as ours, the standard objective, the two visual policies
 full    the whole paper with its three seeds, ours beside it, and the schedules with one
+many    one policy for seven objects, and the contest with those who learned less or nothing
 
 Each policy is evaluated as soon as it is trained, and the report is written anew after each.
 """
@@ -20,17 +21,21 @@ from .correspondence.cache import build_cache
 from .correspondence.matcher import load_matcher
 from .demos.collect import collect
 from .demos.store import Store
+from .evaluation.contest import contest, untrained
 from .evaluation.evaluate import list_jobs
 from .evaluation.intervention import GROUND_TRUTH, ReferenceChoice
+from .evaluation.rounds import ROUNDS, Round
 from .evaluation.sweep import Entry, Evaluation, evaluate_once, lender, sweep
 from .report.page import write_report
 from .report.paper import MATCHED, USUAL
-from .spec import SPEC, Lifting, TestSet, TieBreak
+from .spec import SPEC, WORLD_TASKS, Lifting, TestSet, TieBreak
 from .training.experiments import EXPERIMENTS, Experiment
+from .training.loop import train
 from .workers import CORES, Workers, processes_of
 
 log = logging.getLogger(__name__)
-Tier = Literal["smoke", "cpu", "full"]
+PaperTier = Literal["smoke", "cpu", "full"]
+Tier = Literal[PaperTier, "many"]
 PHASE_OFFSETS, PHASE_SPEEDS = (-16, -8, 8, 16), (0.5, 0.75, 1.25, 1.5)  # the paper's text names only +16
 SHIFTS: tuple[TestSet, ...] = ("boundary", "extreme", "camera", "combined")
 judged = partial(Evaluation, shown=USUAL)
@@ -102,7 +107,7 @@ ONE_SEED: dict[str, tuple[Evaluation, ...]] = {
     "visual-transformer": SYSTEM,
     "visual-unet": SYSTEM,
 }
-TIERS: dict[Tier, Plan] = {
+TIERS: dict[PaperTier, Plan] = {
     "smoke": Plan(
         seeds=(42,),
         evaluations={"memcorr": (judged(("combined",)), judged(("boundary",), stage_one=True, shown=TRUE))},
@@ -144,8 +149,48 @@ def cost_of(entry: Entry, entries: Sequence[Entry], scenes: Sequence[int] = ()) 
     return Cost(sum(stages), rollouts, seconds * recipe.batch / SPEC.batch / 3600)
 
 
+@dataclass(frozen=True)
+class Generalist:
+    """What the tier `many` does: one policy for several worlds."""
+
+    recipe: Experiment = EXPERIMENTS["memcorr-many"]
+    seed: int = SPEC.seeds[0]
+    recovering: int = SPEC.pairs  # pairs of recordings that recover, of each world
+    rows: int = 1600  # of each world's correspondence cache
+    beside: tuple[str, ...] = ("shipped", "servo", "replay", "expert")
+    rounds: Sequence[Round] = ROUNDS
+
+    @property
+    def rollouts(self) -> int:
+        """Of one contender."""
+        return sum(one.rollouts for one in self.rounds)
+
+    @property
+    def cost(self) -> Cost:
+        """Of the learned policy and of all contenders."""
+        rollouts = (2 + len(self.beside)) * self.rollouts
+        matching = len(self.recipe.worlds) * self.rows * SECONDS_PER_MATCH
+        updates = self.recipe.total_updates * SECONDS_PER_UPDATE[self.recipe.network] * self.recipe.batch / SPEC.batch
+        hours = (updates + matching + rollouts * SECONDS_PER_ROLLOUT) / 3600
+        return Cost(self.recipe.total_updates, rollouts, hours)
+
+    def text(self, workers: int) -> str:
+        cost, worlds = self.cost, len(self.recipe.worlds)
+        return (
+            f"{worlds} worlds with {self.recipe.train_pairs} pairs and {self.recovering} that recover, "
+            f"{len(WORLD_TASKS) - worlds} held out; {self.recipe.name} {self.seed}, {cost.updates:,} updates; "
+            f"{2 + len(self.beside)} contenders with {self.rollouts:,} rollouts each\n"
+            f"about {cost.hours:.1f} core-hours, 5 GB; training takes one core, the rest all {workers}"
+        )
+
+
+MANY = Generalist()
+
+
 def plan_text(tier: Tier, workers: int) -> str:
     """Runs, updates, rollouts, hours and disk of a tier, a line for each policy."""
+    if tier == "many":
+        return MANY.text(workers)
     plan = TIERS[tier]
     entries = plan.entries()
     costs = [cost_of(entry, entries, plan.scenes) for entry in entries]
@@ -175,8 +220,11 @@ def matched_by(evaluation: Evaluation, matcher: str) -> Evaluation:
 def reproduce(tier: Tier, out: Path, matcher: str = "embedded", workers: Workers = CORES, threads: int = 1) -> Path:
     """Runs a tier into `out` and returns the report's page; the same call continues."""
     load_matcher(matcher)  # complains before anything is recorded
-    plan, root = TIERS[tier], out / tier
+    root = out / tier
     log.info(f"{plan_text(tier, processes_of(workers))}\nEverything goes to {root}; the same command continues.")
+    if tier == "many":
+        return generalise(MANY, root, matcher, workers, threads)
+    plan = TIERS[tier]
     demos, results = root / "demos", root / "results"
     log.info("--- 1/4 collect")
     collect(demos, plan.pairs, workers=workers)
@@ -196,4 +244,29 @@ def reproduce(tier: Tier, out: Path, matcher: str = "embedded", workers: Workers
     for _ in sweep(entries, root, demos, scenes=plan.scenes, workers=workers, threads=threads):
         page = write_report([results], results, matcher)
         log.info(f"wrote {page}; open it in a browser")
+    return page
+
+
+def generalise(plan: Generalist, root: Path, matcher: str, workers: Workers, threads: int) -> Path:
+    """The tier `many`: every world's recordings and cache, one training, the contest."""
+    recipe, data, disturbed, caches = plan.recipe, root / "worlds", root / "disturbed", root / "caches"
+    log.info("--- 1/4 collect")
+    for world in dict.fromkeys((*recipe.worlds, *(world for one in plan.rounds for world in one.worlds))):
+        pairs = recipe.train_pairs if world in recipe.worlds else 1  # a world held out gives its references
+        collect(data / world, pairs, workers=workers, world=world)
+    for world in recipe.worlds:
+        collect(disturbed / world, plan.recovering, workers=workers, world=world, disturbed=True)
+    log.info("--- 2/4 match")
+    for world in recipe.worlds:
+        rows_of: dict[str, Any] = {"pairs": recipe.train_pairs, "rows": plan.rows, "workers": workers}
+        build_cache(Store.open(data / world), caches / world, matcher, lifting=recipe.lifting, **rows_of)
+    log.info("--- 3/4 train")
+    run = root / "runs" / f"{recipe.name}-{plan.seed}"
+    train(recipe, data, plan.seed, run, caches, threads=threads, disturbed=disturbed)
+    log.info("--- 4/4 the contest")
+    fresh = untrained(run, root / "runs" / "fresh-weights")
+    for policy in (str(run), str(fresh), *plan.beside):
+        contest(policy, root / "results" / Path(policy).name, data, matcher, plan.rounds, workers)
+    page = write_report([root / "results"], root / "results", matcher)
+    log.info(f"wrote {page}; open it in a browser")
     return page

@@ -16,7 +16,7 @@ from pathlib import Path
 from memcorr.demos.collect import collect
 from memcorr.demos.manner import PLAINLY, Manner
 from memcorr.evaluation.evaluate import evaluate
-from memcorr.report.one_recording import TASKS, VARIED
+from memcorr.report.contests import TASKS, VARIED
 from memcorr.spec import STOCK
 
 RESULTS = Path(__file__).parents[1] / "results"

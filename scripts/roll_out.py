@@ -3,6 +3,7 @@
     python scripts/roll_out.py results/memcorr-literal-42      # rows are added to its episodes.jsonl
 
 Rows that are there already are kept. Stage one is rolled out from the folder `stage-one` beside the final weights.
+The weights of the policy that ships are in the package, not in FOLDER.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from memcorr.evaluation.sweep import evaluate_once
 from memcorr.policy.checkpoint import CONFIG, MODEL
+from memcorr.policy.policy import SHIPPED
 from memcorr.reproduce import TIERS, matched_by
 from memcorr.training.experiments import Config
 from memcorr.training.loop import STAGE_ONE
@@ -21,12 +23,14 @@ REFERENCES = Path(__file__).parents[1] / "results/references"  # the very files 
 
 
 def roll_out(folder: Path, data: Path, matcher: str, workers: int) -> None:
-    there = [f for f in (folder, folder / STAGE_ONE) if (f / MODEL).exists() and (f / CONFIG).exists()]
+    final, stage_one = folder, folder / STAGE_ONE
+    if not (folder / MODEL).exists() and (folder / CONFIG).read_bytes() == (SHIPPED / CONFIG).read_bytes():
+        final = SHIPPED
+    there = [f for f in (final, stage_one) if (f / MODEL).exists() and (f / CONFIG).exists()]
     if not there:
         raise SystemExit(f"{folder} holds no {MODEL} with its {CONFIG}")
-    name = Config.read(there[0]).experiment.name
-    for evaluation in TIERS["full"].evaluations[name]:
-        policy = folder / STAGE_ONE if evaluation.stage_one else folder
+    for evaluation in TIERS["full"].evaluations[Config.read(there[0]).experiment.name]:
+        policy = stage_one if evaluation.stage_one else final
         if policy in there:
             evaluate_once(str(policy), folder, matched_by(evaluation, matcher), (), data, workers=workers)
 

@@ -13,8 +13,8 @@ esac
 python=${PYTHON:-python3}
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "setup: Python 3.11 or newer is needed (set PYTHON=...)" >&2; exit 2; }
 [ -x .venv/bin/pip ] || "$python" -m venv .venv || { echo "setup: venv is missing: apt-get install python3-venv" >&2; exit 2; }
-# torch 2.13.0 is the build that the committed results were made with; any from 2.11 on will do.
-.venv/bin/pip install --quiet --editable "$package" "${TORCH:-torch==2.13.0}"
+# Bytecode is compiled when it is needed. torch 2.13.0 is the build that the committed results were made with; any from 2.11 on will do.
+.venv/bin/pip install --quiet --no-compile --editable "$package" "${TORCH:-torch==2.13.0}"
 
 if [ "$(id -u)" = 0 ]; then as=; elif sudo -n true 2>/dev/null; then as=sudo; else as=no; fi
 command -v apt-get >/dev/null || as=no

@@ -177,7 +177,7 @@ VERBS = {
     "train": ["train", "debug", "--data", "STORE"],
     "evaluate": ["evaluate", "expert"],
     "report": ["report", str(ROOT / "results/zeros")],
-    "demo": ["demo", "--scenes", "1"],
+    "demo": ["demo"],
     "matcher train": ["matcher", "train"],
     "matcher evaluate": ["matcher", "evaluate", "validation", "--matcher", "flow"],
 }

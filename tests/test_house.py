@@ -1,15 +1,19 @@
-"""The house: style, types, one direction of imports, rooms that stay small."""
+"""The house: style, types, one direction of imports, rooms that stay small, short tests, a wheel that works."""
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
 
 import memcorr
+from tests import costs
 
 ROOT = Path(__file__).parents[1]
 
@@ -77,3 +81,117 @@ def anchors(page: str) -> set[str]:
     headings = re.findall(r"^#+ (.*)$", page, flags=re.M)
     plain = [re.sub(r"[`*_]|\[|\]\([^)]*\)", "", heading) for heading in headings]
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.long
+def test_the_wheel_works_in_an_empty_environment_and_from_any_folder(tmp_path: Path) -> None:
+    """Built from the tracked files, installed with what it declares and nothing else."""
+    source, work = tmp_path / "source", tmp_path / "elsewhere"
+    work.mkdir()
+    tracked = subprocess.run(
+        ["git", "ls-files", "-z", "memcorr", "pyproject.toml", "README.md", "LICENSE"], cwd=ROOT, capture_output=True
+    )
+    for name in tracked.stdout.decode().split("\0")[:-1]:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, source / name)
+    venv.create(tmp_path / "empty", with_pip=True)
+    python = str(tmp_path / "empty/bin/python")
+    outside = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+
+    def there(*command: str) -> str:
+        result = subprocess.run(command, cwd=work, env=outside, capture_output=True, text=True)
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout + result.stderr
+
+    there(python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(work), str(source))
+    (wheel,) = work.glob("memcorr-*.whl")
+    there(python, "-m", "pip", "install", "--quiet", str(wheel))
+    where = there(python, "-c", "import memcorr; print(memcorr.__file__)")
+    assert str(tmp_path / "empty") in where
+    said = there(str(tmp_path / "empty/bin/memcorr"), "demo")
+    assert said.count("done after") == 8 and (work / "demo/demo.html").stat().st_size > 1e6
+
+
+TESTS = """
+import time
+import pytest
+
+def burn(seconds):
+    begun = time.process_time()
+    while time.process_time() - begun < seconds:
+        pass
+
+@pytest.fixture(scope="module")
+def shared():
+    burn(0.5)
+
+@pytest.fixture
+def own():
+    burn(0.5)
+
+def test_quick(shared): pass
+def test_slow(): burn(0.5)
+def test_slow_fixture(own): pass
+@pytest.mark.long
+def test_long(): burn(0.5)
+"""
+
+
+def test_a_slow_test_fails_and_a_quick_one_does_not(tmp_path: Path) -> None:
+    """With a fiftieth of the limit: a tenth of a second, on a machine up to five times as slow as an idle one."""
+    (tmp_path / "test_some.py").write_text(TESTS)
+    (tmp_path / "conftest.py").write_text("from tests.costs import *\n")
+    environment = {**os.environ, "MEMCORR_TEST_PATIENCE": "0.02", "PYTHONPATH": str(costs.ROOT)}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-rA",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        "/dev/null",
+        "--rootdir",
+        ".",
+    ]
+    said = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True).stdout
+    failed = {line.split("::")[1].split()[0] for line in said.splitlines() if line.startswith("FAILED")}
+    assert failed == {"test_slow", "test_slow_fixture"}, said
+    assert "more than" in said and "pytest.mark.long" in said
+
+
+@pytest.mark.parametrize(
+    ("processor", "clock", "now", "before", "slow"),
+    [
+        (4.9, 14.0, (1.0, 1.0), (1.0, 1.0), False),
+        (5.1, 5.1, (1.0, 1.0), (1.0, 1.0), True),
+        (0.1, 16.0, (1.0, 1.0), (1.0, 1.0), True),  # asleep
+        (11.0, 30.0, (2.4, 6.0), (1.0, 1.0), False),  # beside other programs
+        (11.0, 30.0, (1.0, 1.0), (2.4, 6.0), False),  # which have ended since
+        (13.0, 30.0, (2.4, 6.0), (1.0, 1.0), True),  # but slow all the same
+    ],
+)
+def test_the_limit_grows_with_what_other_programs_take(
+    processor: float,
+    clock: float,
+    now: tuple[float, float],
+    before: tuple[float, float],
+    slow: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(costs, "slowness", lambda: costs.Slowness(*now))
+    monkeypatch.setattr(costs, "AT_THE_BEGINNING", [costs.Slowness(*before)])
+    monkeypatch.delenv("MEMCORR_TEST_PATIENCE", raising=False)
+    meter = costs.Meter()
+    meter.processor, meter.clock = processor, clock
+    assert bool(costs.too_slow(meter)) == slow
+
+
+def test_slowness_is_that_of_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three times the work: a machine three times as slow."""
+    once = costs.slowness()
+    plain = costs.work
+    monkeypatch.setattr(costs, "YARDSTICK", costs.YARDSTICK * once.processor)
+    monkeypatch.setattr(costs, "work", lambda: plain() + plain() + plain())
+    assert 2.0 < costs.slowness().processor < 4.5

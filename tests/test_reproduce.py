@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,11 @@ import pytest
 from memcorr.evaluation.episodes import EPISODES, read_episodes
 from memcorr.evaluation.evaluate import Subject, normalised
 from memcorr.evaluation.intervention import Intervention
-from memcorr.reproduce import TIERS, cost_of, matched_by, plan_text, reproduce
+from memcorr.evaluation.rounds import Round
+from memcorr.reproduce import TIERS, Generalist, cost_of, generalise, matched_by, plan_text, reproduce
 from memcorr.show.story import watch
 from memcorr.show.video import write_video
+from memcorr.training.experiments import EXPERIMENTS
 
 
 @pytest.mark.long
@@ -54,3 +57,25 @@ def test_every_evaluation_of_a_tier_makes_sense(tier: str) -> None:
         subject = Subject("x", name, 42, "final", "", plan.recipe(name))
         for evaluation in evaluations:
             normalised(subject, matched_by(evaluation, "embedded").shown)
+
+
+@pytest.mark.long
+def test_the_policy_for_many_objects_is_one_command(tmp_path: Path) -> None:
+    """Recordings, caches, training and contest of two worlds; fresh weights stand beside what was trained."""
+    recipe = replace(
+        EXPERIMENTS["memcorr-many"], worlds=("door", "drawer"), train_pairs=2, batch=8, updates=(4, 2), noises=1
+    )
+    rounds = tuple(Round("", ("drawer",), range(1), swap=swap) for swap in (0, 48))
+    plan = Generalist(recipe, recovering=2, rows=8, beside=("servo", "expert"), rounds=rounds)
+    page = generalise(plan, tmp_path, "flow", workers=2, threads=1)
+    rows = {
+        name: read_episodes(tmp_path / "results" / name / EPISODES) for name in ("servo", "expert", "fresh-weights")
+    }
+    assert [len(found) for found in rows.values()] == [4, 2, 4]
+    assert {row.stage for row in rows["fresh-weights"]} == {"unfinished"}
+    (learned,) = {row.checkpoint for row in read_episodes(tmp_path / "results/memcorr-many-42" / EPISODES)}
+    assert learned not in {row.checkpoint for row in rows["fresh-weights"]}
+    assert "The contest" in page.read_text() and "memcorr-many, fresh weights" in page.read_text()
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
+    assert generalise(plan, tmp_path, "flow", workers=2, threads=1) == page
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")} == times

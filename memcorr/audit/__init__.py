@@ -1,1 +1,1 @@
-"""Does a conditional policy listen to its condition? Any policy: ours, yours, somebody else's."""
+"""Does a conditional policy listen to its condition? Any policy, also one that memcorr did not train."""

@@ -28,7 +28,7 @@ from .subjects import can_be_asked, is_callable_name, listener, named
 
 @dataclass(frozen=True)
 class Online:
-    """Where rollouts are made: one of memcorr's worlds, or an environment of somebody's own."""
+    """Where rollouts are made: one of memcorr's worlds, or a user's own environment."""
 
     world: str = DOOR
     condition: TestSet = "validation"
@@ -162,7 +162,7 @@ def our_trials(
     out: Path,
 ) -> list[Trial]:
     """`memcorr evaluate` under each condition that it knows, into OUT/episodes.jsonl, which an interrupted audit
-    continues; the others as for anybody's policy."""
+    continues; the others as for any policy."""
     if online.environment:
         raise UserError(f"--environment is for policies named MODULE:CALLABLE; {policy} runs in memcorr's own worlds")
     trials: list[Trial] = []

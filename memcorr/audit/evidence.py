@@ -36,7 +36,7 @@ class Trial:
     shown: Shown
     success: bool
     steps: int = 0
-    direction: Task | None = None  # which task's first chunk its own resembles; None: nobody can say
+    direction: Task | None = None  # which task's first chunk its own resembles; None: cannot be told
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ def verdict(findings: Sequence[Findings]) -> tuple[Verdict, str]:
         for found in findings:
             for measure in found.measures:
                 if rule(found, measure):
-                    return measure.verdict, f"{found.kind}: {in_words(measure)}"
+                    return measure.verdict, f"{found.kind}: {in_words(measure)}{why_unsure(measure)}"
     return "cannot tell", "nothing was measured under two conditions"
 
 
@@ -237,12 +237,13 @@ def _check(about: str, question: str, findings: Sequence[Findings]) -> Check:
     right = next((x for x in f.levels if x.shown == "correct"), None)
     floor = f.kind == "online" and measure.deaf == 0 and (right is None or right.low < NOTABLE)
     unsure = not telling or (measure.verdict == "does not listen" and floor)
-    because = f"{f.kind}: {in_words(measure)}" + ("; it succeeds too rarely to lose much" if unsure else "")
+    because = f"{f.kind}: {in_words(measure)}"
+    because += "; it succeeds too rarely to lose much" if unsure else why_unsure(measure)
     return Check(question, "cannot tell" if unsure else ANSWERS.get(measure.verdict, "cannot tell"), because)
 
 
 def reservations(findings: Sequence[Findings]) -> list[str]:
-    """What somebody who reads "listens" has to know all the same."""
+    """What a reader of the verdict "listens" has to know as well."""
     words = []
     for found in findings:
         for level in found.levels:
@@ -252,6 +253,17 @@ def reservations(findings: Sequence[Findings]) -> list[str]:
             if measure.deaf == 50 and measure.high < 90:
                 words.append(f"{found.kind}, its first chunk is as shown in only {measure.value:.0f} %")
     return words
+
+
+def why_unsure(measure: Measure) -> str:
+    """Why a measure cannot tell, and what would help; '' for one that can."""
+    if measure.verdict != "cannot tell":
+        return ""
+    if measure.scenes < FEWEST:
+        scenes = f"{measure.scenes} scene{'s' * (measure.scenes != 1)}"
+        return f"; {scenes}, and at least {FEWEST} are needed: take more --scenes"
+    notable = f"{NOTABLE / 100:g} sd" if measure.unit == SD else f"{NOTABLE:g} points"
+    return f"; {measure.scenes} scenes leave room for {notable} either way: take more --scenes"
 
 
 def in_words(measure: Measure) -> str:

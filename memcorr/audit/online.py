@@ -51,7 +51,7 @@ class Environment(Protocol):
         ...
 
     def direction(self, scene: Any, executed: Array) -> Task | None:
-        """Which task's first chunk the executed one resembles; None where nobody can say."""
+        """Which task's first chunk the executed one resembles; None where it cannot be told."""
         ...
 
 

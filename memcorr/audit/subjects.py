@@ -1,4 +1,4 @@
-"""Who is audited: one of memcorr's policies, or whatever `module:callable` names."""
+"""What is audited: one of memcorr's policies, or what `module:callable` names."""
 
 from __future__ import annotations
 

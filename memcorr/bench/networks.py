@@ -98,7 +98,7 @@ def _straightforward_updates(requests: Connection) -> None:
     torch.set_num_threads(1)
     batches, network = _training_inputs()
     training = StraightforwardTraining(from_ours(network), MAIN)
-    with contextlib.suppress(EOFError):  # whoever asked is gone
+    with contextlib.suppress(EOFError):  # the parent process is gone
         while requests.recv():
             requests.send([training.step(batch) for batch in batches])
 

@@ -73,7 +73,7 @@ def _serve(requests: Connection, slots: int, root: Path) -> None:
     demonstrations = {task: read_demonstration(demonstration_path(root, 0, task)) for task in TASKS}
     controller = PolicyController(untrained_policy(demonstrations), demonstrations, Intervention(), slots)
     jobs = [Job(scene, task) for scene in evaluation_scenes("combined") for task in TASKS]
-    with contextlib.suppress(EOFError):  # whoever asked is gone
+    with contextlib.suppress(EOFError):  # the parent process is gone
         while count := requests.recv():
             watch = controller.watch = Stopwatch()
             outcomes = list(roll_out(shared_world(), controller, iter(jobs[:count]), slots, watch))

@@ -55,7 +55,7 @@ def main() -> None:
         parsed()()
     except UserError as problem:
         sys.exit(fail(str(problem)))
-    except BrokenPipeError:  # whoever read our output has gone
+    except BrokenPipeError:  # the reader of our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except OSError as problem:

@@ -58,7 +58,8 @@ Cluster = Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT|slurm|local-job
 MatcherName = Annotated[
     str,
     tyro.conf.arg(
-        help="embedded, xfeat, romav2, flow, or a file of weights for the embedded one; to roll out also ground-truth."
+        help="embedded, xfeat, romav2, flow, your own as MODULE:CLASS, or a file of weights for the embedded one; to "
+        "roll out also ground-truth."
     ),
 ]
 PolicyName = Annotated[str, tyro.conf.arg(help="shipped, or the folder of a run.")]

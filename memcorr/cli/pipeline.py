@@ -164,6 +164,7 @@ def train(
         threads: Threads of this process; runs side by side are faster with one each.
         stage_one: Begin with stage two after this stage-one folder of a run that differs in stage two alone.
         change: Fields of the recipe to train with instead, such as batch=64; the run is then named after them.
+            updates=5 are five updates of stage one, updates=[5,3] also three of stage two.
         dry_run: Print the resolved configuration and the parameter total as JSON, and stop.
     """
     from ..training.experiments import changed, find_experiment
@@ -337,7 +338,7 @@ def report(
 
 @verb(app)
 def reproduce(
-    tier: Literal["smoke", "cpu", "full"] = "smoke",
+    tier: Literal["smoke", "cpu", "full", "many"] = "smoke",
     out: Path = Path("runs/reproduce"),
     matcher: MatcherName = "embedded",
     threads: Processes = 1,
@@ -349,7 +350,8 @@ def reproduce(
 
     Args:
         tier: smoke runs every verb in minutes; cpu trains one seed of five policies (about 18 core-hours); full is the
-            whole paper (about 110 core-hours of a machine without a GPU).
+            whole paper (about 110 core-hours of a machine without a GPU); many is one policy for seven objects and the
+            contest with those who learned less or nothing.
         out: Folder for everything that is made.
         threads: Of training; 2 takes 60 % of the time where nothing else runs, and rounds differently.
         dry_run: Only print the runs, updates, rollouts, hours and disk space that it takes.

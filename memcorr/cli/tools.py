@@ -31,21 +31,22 @@ from .options import (
 def demo(
     out: Path = Path("demo"),
     policy: PolicyName = "shipped",
-    scenes: Count = 10,
+    scene: Seed = 0,
     scene_seed: Seed = 0,
     workers: Processes = CORES,
 ) -> None:
-    """Watch the learned policy follow a recording of a door, and the servo one of anything: counts, videos, a page.
+    """Watch the learned policy and the servo follow recordings of a door, and the servo those of other objects: eight
+    rollouts on one page. Takes a minute.
 
     Args:
         out: Folder for everything that is made.
-        scenes: Scenes of each chapter, each with both tasks.
+        scene: Which scene of each condition, counted from 0.
         scene_seed: Draws fresh scenes; the fixed set is seed 0.
         workers: Processes.
     """
     from ..show.demo import demo
 
-    demo(out, policy, scenes, scene_seed, workers)
+    demo(out, policy, scene, scene_seed, workers)
 
 
 @verb(app)
@@ -86,8 +87,8 @@ def serve(
         host: Address to listen on. Any but this machine's own needs a key.
         port: 0 takes any that is free; the first line printed says which.
         key_file: File with the key that clients must send (openpi's api_key).
-        slots: Clients planned for together; less is padded, so that nobody's bits depend on company. 1 on a CPU,
-            where company costs nearly as much as it saves; 8 on CUDA.
+        slots: Clients planned for together; less is padded, so that a client's plans do not depend on the others. 1 on
+            a CPU, where more cost nearly as much as they save; 8 on CUDA.
         threads: Torch's.
         clients: Connections at a time.
         action_limit: Largest component of an action that a policy's file may ask for; others are refused.
@@ -120,7 +121,7 @@ def lab(
         data: Demonstrations to choose references from. If not given: those that `memcorr collect` made, or, where
             there are none, one pair that is recorded into OUT first.
         out: Folder for videos and .rrd files.
-        host: Address to listen on. There is no key: whoever reaches it can steer.
+        host: Address to listen on. There is no key: anyone who reaches it can steer.
         port: 0 takes any that is free; the first line printed says which.
     """
     with needs("lab"):

@@ -1,4 +1,4 @@
-"""The verbs for everybody's policies: does it listen, and is it better than another one?"""
+"""The verbs for any policy: does it listen, and is it better than another one?"""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def audit(
         given: With MODULE:CALLABLE, arguments from which that callable makes the policy, such as a checkpoint's path.
         name: What the page calls it.
         out: Folder of audit.html, audit.png and audit.json. Rollouts of memcorr's own policies continue after an
-            interruption; others begin anew, because nobody knows whether the policy is still the same.
+            interruption; others begin anew, because the policy may have changed.
     """
     from ..audit.audit import Online
     from ..audit.audit import audit as run

@@ -117,7 +117,7 @@ class Elsewhere(ABC):
 
     @property
     def most(self) -> int:
-        """Units handed over at a time: all, where somebody else keeps the queue."""
+        """Units handed over at a time: all, where the cluster keeps the queue."""
         return 10_000
 
     def spread(

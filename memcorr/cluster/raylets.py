@@ -38,7 +38,7 @@ class Raylets(Elsewhere):
         try:
             socket.create_connection((parts[1], int(parts[2])), SECONDS).close()
         except (OSError, OverflowError) as problem:
-            raise UserError(f"{how}; nobody answers there ({problem})") from None
+            raise UserError(f"{how}; nothing answers there ({problem})") from None
         heard = signal.getsignal(signal.SIGTERM)
         try:
             if not ray.is_initialized():

@@ -9,11 +9,13 @@ Crops are 128x128 RGB. Pixels are array coordinates: (column, row), integers nam
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,16 +70,45 @@ MATCHERS: dict[str, str] = {
 
 
 def load_matcher(name: str) -> Matcher:
-    """By name, or the embedded one with other weights by their path."""
+    """By name, the embedded one with other weights by their path, or somebody's own by MODULE:CLASS."""
     if is_weights(name):
         from .embedded.matcher import EmbeddedMatcher
 
         return EmbeddedMatcher(Path(name))
+    if is_own(name):
+        return _own(name)
     if name not in MATCHERS:
-        raise UserError(f"unknown matcher {name!r}: choose one of {', '.join(MATCHERS)}")
+        raise UserError(f"unknown matcher {name!r}: choose one of {', '.join(MATCHERS)}, or MODULE:CLASS")
     module, _, attribute = MATCHERS[name].partition(":")
     factory: Callable[[], Matcher] = getattr(import_module(module), attribute)
     return factory()
+
+
+def _own(name: str) -> Matcher:
+    """What the class of this name makes without arguments; its module may lie in the working directory."""
+    module, _, attribute = name.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), attribute)):
+        raise UserError(f"--matcher {name}: give MODULE:CLASS, such as mine:Matcher for the class Matcher in mine.py")
+    sys.path.insert(0, os.getcwd())
+    try:
+        factory = getattr(import_module(module), attribute)
+    except ImportError as problem:
+        raise UserError(f"--matcher {name}: {problem}") from None
+    except AttributeError:
+        raise UserError(f"--matcher {name}: {module} has no {attribute}") from None
+    finally:
+        sys.path.remove(os.getcwd())
+    made = factory() if callable(factory) else factory
+    if missing := [
+        method for method in ("encode", "match", "lifted_confidence") if not callable(getattr(made, method, None))
+    ]:
+        raise UserError(f"--matcher {name}: it has no method {missing[0]}; derive it from memcorr.Matcher")
+    return cast(Matcher, made)
+
+
+def is_own(name: str) -> bool:
+    """MODULE:CLASS."""
+    return ":" in name
 
 
 def is_weights(name: str) -> bool:
@@ -90,7 +121,11 @@ def matcher_label(name: str) -> str:
 
 
 def weights_digest(name: str) -> str:
-    """Tells the embedded matcher's weights apart, which change under one name; '' for the others."""
+    """Tells the embedded matcher's weights and somebody's own code apart, which change under one name; '' for the
+    others."""
+    if is_own(name):  # its code, as far as it is in its module
+        found = getattr(sys.modules[type(load_matcher(name)).__module__], "__file__", None)
+        return "" if found is None else digest_of(Path(found))[:12]
     if name != "embedded" and not is_weights(name):
         return ""
     from .embedded.matcher import WEIGHTS

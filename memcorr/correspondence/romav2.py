@@ -121,7 +121,7 @@ def load(weights: Path | None = None) -> Any:
     roma_package()
     path = weights_path(weights)
     if not path.is_file():
-        if path != hub_weights():  # named by somebody: a slip, nothing to fill with a gigabyte
+        if path != hub_weights():  # named by the user: a slip, nothing to fill with a gigabyte
             raise wrong_weights(path, "missing")
         download(path)
     model = build()

@@ -263,7 +263,7 @@ def _about(attributes: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"task is {task!r}, not {' or '.join(tasks_of(world))}")
     if pair.shape != () or pair.dtype.kind not in "iu" or pair < 0:
         raise ValueError("pair is not a whole number from 0 up")
-    known = bool(tasks_of(world))  # nobody knows where recorded things stand in a band
+    known = bool(tasks_of(world))  # the place of recorded objects is unknown
     if u.shape != (2,) or u.dtype.kind not in "fiu" or (known and not np.isfinite(u).all()):
         raise ValueError("u is not two finite numbers")
     disturbances = attributes.get("disturbances", "")

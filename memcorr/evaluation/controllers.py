@@ -1,4 +1,4 @@
-"""Who can decide in a rollout: a policy under some intervention, replay, the expert, or nobody."""
+"""What can decide in a rollout: a policy under some intervention, replay, the expert, or nothing."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class PolicyController:
         return self.following.step(queries)
 
     def _masked(self, decision: Decision) -> Decision:
-        """With the mask of the first look, which somebody drew, carried to this one."""
+        """With the mask of the first frame, which was drawn by hand, carried to this one."""
         frame, memory = decision.observation.frame, decision.memory
         if memory.tracked is None:
             assert self.matcher is not None

@@ -62,7 +62,7 @@ class Episode(Outcome):
     checkpoint: str = ""  # first digits of the SHA-256 of the weights,
     reference_file: str = ""  # of the supplied demonstration
     recording: str = ""  # what was out of the ordinary when the reference was recorded, "speed=2"
-    camera: str = ""  # first digits of a digest of somebody else's camera; '' for the world's own
+    camera: str = ""  # first digits of a digest of a user's own camera; '' for the world's own
     matcher_weights: str = ""  # and of the embedded matcher's weights; '' where they were not written down
 
     @property

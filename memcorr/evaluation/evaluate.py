@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from ..correspondence.matcher import MATCHERS, is_weights, matcher_label, weights_digest
+from ..correspondence.matcher import MATCHERS, is_own, is_weights, matcher_label, weights_digest
 from ..demos.collect import find_references
 from ..demos.store import Store
 from ..errors import UserError
@@ -80,8 +80,9 @@ def follows(subject: Subject, shown: Intervention) -> bool:
 
 def normalised(subject: Subject, shown: Intervention) -> Intervention:
     """`shown` with what the policy never looks at named as such; refuses interventions without meaning."""
-    if shown.matcher not in (*MATCHERS, GROUND_TRUTH, NO_MATCHER) and not is_weights(shown.matcher):
-        names = f"{', '.join(MATCHERS)}, {GROUND_TRUTH} or a file of weights"
+    known = shown.matcher in (*MATCHERS, GROUND_TRUTH, NO_MATCHER)
+    if not known and not is_weights(shown.matcher) and not is_own(shown.matcher):
+        names = f"{', '.join(MATCHERS)}, {GROUND_TRUTH}, MODULE:CLASS or a file of weights"
         raise UserError(f"unknown matcher {shown.matcher!r}: choose one of {names}")
     if not 0 <= shown.phase_speed < float("inf"):
         raise UserError(f"--phase-speed {shown.phase_speed}: give a number from 0 up")
@@ -247,7 +248,7 @@ def evaluate(
 ) -> list[Episode]:
     """Runs what is missing and returns all rows that were asked for.
 
-    Without `data` the references are found, or recorded, by `find_references`. `view` is somebody else's camera.
+    Without `data` the references are found, or recorded, by `find_references`. `view` is a user's own camera.
     """
     if isinstance(workers, int) and workers < 1:
         raise UserError(f"--workers {workers}: give at least 1")

@@ -1,7 +1,7 @@
 """Receding-horizon rollouts: decide on 16 actions, execute eight, look again.
 
 Many rollouts ("slots") advance together in one process. They share one world and so one GL context:
-a slot is a snapshot of the physics, restored for its turn. Whoever decides (`Controller`) sees all
+a slot is a snapshot of the physics, restored for its turn. The `Controller` sees all
 slots at once and may batch its work, but must answer for each slot as if it were alone.
 """
 

@@ -257,7 +257,7 @@ def in_words(table: dict[str, Any]) -> str:
 def true_errors(
     found: Measured, demonstrations: Sequence[Demonstration], reference: NDArray[np.int64]
 ) -> dict[str, Any]:
-    """The error of the same points, where a simulator knows it: for the reader, nobody learns from it."""
+    """The error of the same points, where a simulator knows it: for the reader alone; no training uses it."""
     if any(d.object_pose is None for d in demonstrations):
         return {}
     T_ref, T_live, first = [], [], 0

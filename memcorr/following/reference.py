@@ -20,7 +20,7 @@ from ..spec import SPEC, Array
 from .course import Course
 from .doubts import Witness
 
-CLEAR, ENOUGH = 0.35, 0.01  # of the most pixels that any frame shows of the object, or of the image's, see it well
+CLEAR, ENOUGH = 0.15, 0.01  # of the most pixels that any frame shows of the object, or of the image's, see it well
 
 
 class Reference:

@@ -42,7 +42,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Query:
-    """One decision of somebody who follows a reference."""
+    """What one decision of a follower asks."""
 
     observation: Observation
     reference: Reference
@@ -199,7 +199,7 @@ class Following:
         known = Relation(frame, reference, j, matches, motion, looked_at=j, measured=matches, witness=witness)
         if not self.seen:
             return known
-        if motion is None:  # nothing is seen: nobody moves, and nothing is learned
+        if motion is None:  # nothing is seen: nothing is learned
             before = (
                 Progress(0, None, since=query.elapsed, began=query.elapsed) if query.before is None else query.before
             )

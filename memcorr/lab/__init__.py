@@ -1,1 +1,1 @@
-"""How does it behave while somebody interferes? An interactive page, `memcorr lab`."""
+"""How does a policy behave while a person interferes? An interactive page, `memcorr lab`."""

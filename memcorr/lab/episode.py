@@ -1,7 +1,7 @@
 """An episode that a person may interfere with: several slots, one start, one reference, the same pushes in all.
 
 Slots share one world and so one GL context; a slot is a snapshot of the physics, restored for its turn, and decides
-through the controllers of evaluation. Nobody interfering, it is the rollout that `memcorr evaluate` judges. What
+through the controllers of evaluation. Without interference it is the rollout that `memcorr evaluate` judges. What
 happened is remembered step by step as snapshots, from which pictures are drawn when they are wanted.
 """
 

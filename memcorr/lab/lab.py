@@ -257,7 +257,7 @@ class Lab:
 
     @property
     def waiting(self) -> bool:
-        """Whether somebody would look first if an episode went on."""
+        """Whether a decision would come first if the episode went on."""
         return not self.playing and any(slot.answer is None and not slot.broken for slot in self.episode.now.slots)
 
     def patience(self, due: float, quiet: float) -> float | None:
@@ -304,7 +304,7 @@ def run_lab(policy: str, world: str | None, data: Path | None, matcher: str, out
 
 
 def _check_free(host: str, port: int) -> None:
-    """viser takes the next port if one is taken, and nobody would find it."""
+    """viser takes the next port if one is taken, where the user would not look."""
     try:
         with socket.create_server((host, port)):
             pass
@@ -313,4 +313,4 @@ def _check_free(host: str, port: int) -> None:
         raise UserError(f"cannot listen on {host}, port {port} ({reason}); give another --port") from None
     with contextlib.suppress(ValueError):
         if not ipaddress.ip_address(host).is_loopback:
-            log.warning(f"everybody who reaches {host} can steer this lab and write into its folder")
+            log.warning(f"anyone who reaches {host} can steer this lab and write into its folder")

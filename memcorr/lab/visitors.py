@@ -37,7 +37,7 @@ def welcome(headers: Headers, host: str) -> bool:
 
 @contextlib.contextmanager
 def guarded(host: str) -> Iterator[None]:
-    """Servers that viser begins meanwhile turn everybody else away; it has no way to be told."""
+    """Servers that viser starts meanwhile refuse all other visitors; viser has no option for that."""
     begun = sockets.serve
 
     def serve(*arguments: Any, process_request: Any = None, **settings: Any) -> Any:

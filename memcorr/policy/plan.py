@@ -133,14 +133,16 @@ class Planner:
         """What continues each reference from what is seen, one to one."""
         relations = self.following.step(queries)
         plans = self.policy.plan([Request(r, z) for r, z in zip(relations, noises, strict=True)], self.slots)
-        return [self._doubted(plan, relation) for relation, plan in zip(relations, plans, strict=True)]
+        return [doubted(*each) for each in zip(plans, queries, relations, strict=True)]
 
-    def _doubted(self, plan: Plan, relation: Relation) -> Plan:
-        """With what speaks against it."""
-        plan, frame = replace(plan, stuck=relation.stuck), relation.frame
-        if (recorded := relation.witness) is None:
-            return plan
-        return replace(plan, doubt=doubt(frame, recorded, relation), at_first=at_first_look(frame, recorded))
+
+def doubted(plan: Plan, query: Query, relation: Relation) -> Plan:
+    """The plan with what speaks against it. Some signs are looked for at the first frame of an episode alone."""
+    plan, frame = replace(plan, stuck=relation.stuck), relation.frame
+    if (recorded := relation.witness) is None:
+        return plan
+    at_first = at_first_look(frame, recorded) if query.began is None else ""
+    return replace(plan, doubt=doubt(frame, recorded, relation), at_first=at_first)
 
 
 @dataclass(frozen=True)

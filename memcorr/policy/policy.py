@@ -82,7 +82,7 @@ class Policy(Follows):
         return plans[: len(requests)]
 
     def _prefix(self, batch: Sequence[Request]) -> Prefix | None:
-        """Of those that continue what is being done; None if nobody does."""
+        """Of those that continue what is being done; None if none do."""
         if all(request.prefix is None for request in batch):
             return None
         chunk = np.zeros((len(batch), SPEC.chunk, self.design.action_dim))

@@ -1,1 +1,1 @@
-"""Recordings of other people's robots: read, written, and looked at before anybody learns from them. No simulator."""
+"""Recordings of other people's robots: read, written, and checked before a policy learns from them. No simulator."""

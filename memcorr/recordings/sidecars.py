@@ -32,7 +32,7 @@ from ..frames import Camera, Frame
 from ..spec import DOOR, Array, Task
 
 RECORDED = "recorded"  # the world's name, if it has none
-UNKNOWN = (float("nan"), float("nan"))  # u of an object whose place nobody measured
+UNKNOWN = (float("nan"), float("nan"))  # u of an object whose place was not measured
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ CHOSEN = (
 
 @dataclass(frozen=True)
 class Rollout:
-    """One row of anybody's."""
+    """One rollout, of any policy."""
 
     place: str  # in words: rollouts of one place are also compared by themselves
     configuration: tuple  # what is resampled

@@ -12,14 +12,16 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from tqdm import tqdm
+
 from ..evaluation.episodes import find_episodes
 from ..folders import claimed, write_text
 from ..spec import SPEC
 from . import figures as paper_figures
+from .contests import contest, one_recording
 from .figures import draw_all
 from .lookup import Lookup
 from .matching import Measured, in_all_worlds, like_for_like
-from .one_recording import one_recording
 from .paper import settings
 from .robustness import baselines, curves, disturbances, exchanges, strangers, viewpoints, worlds
 from .tables import Table, all_tables
@@ -41,7 +43,8 @@ body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1240px; mar
 h1 { font-size: 1.6em; } h3 { margin: 2em 0 .2em; } p { margin: .3em 0 .8em; color: #444; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
 th, td { padding: .35em .6em; text-align: left; border-bottom: 1px solid #ddd; vertical-align: top; }
-th { border-bottom: 2px solid #888; background: #f6f6f6; } td.missing { color: #999; font-style: italic; }
+th { border-bottom: 2px solid #888; background: #f6f6f6; } td.missing { color: #999; }
+ul { columns: 3 20em; padding-left: 1.2em; }
 figure { margin: 1.5em 0; } figure img { max-width: 100%; } figcaption { color: #444; }
 """
 
@@ -56,7 +59,8 @@ def introduction(lookup: Lookup) -> str:
         f"configuration-bootstrap intervals ({SPEC.resamples:,} resamples, percentile): they speak about "
         "configurations, given the trained models; where every rollout ends alike that interval is a point, and the "
         "exact binomial one over configurations (Clopper–Pearson) stands there instead. Time-outs and rollouts with "
-        "fallback decisions count. The matcher “embedded” has never seen an object of the ten worlds." + missing(lookup)
+        "fallback decisions count. The matcher “embedded” has never seen an object of the ten worlds. A dash (–) "
+        "stands where nothing was measured; a row without rollouts is left out." + missing(lookup)
     )
 
 
@@ -105,7 +109,13 @@ def complete(lookup: Lookup, measured: Measured) -> list[Table]:
     """The paper's tables, then what it does not have; whatever else was measured comes last."""
     paper, further = all_tables(lookup)
     matching = [like_for_like(lookup, measured), in_all_worlds(measured)]
-    robust = [baselines(lookup), *disturbances(lookup), worlds(lookup), exchanges(lookup)]
+    robust = [
+        contest(lookup.episodes, lookup.matcher),
+        baselines(lookup),
+        *disturbances(lookup),
+        worlds(lookup),
+        exchanges(lookup),
+    ]
     ours = [*matching, *robust, one_recording(lookup.episodes)]
     return [*paper, *(table for table in ours if table is not None and table.rows), *further]
 
@@ -118,10 +128,18 @@ def write_report(
     found = find_episodes(sources)
     own = [e for e in found if not e.camera and e.shown.masks == "simulator"]
     lookup, measured = Lookup(own or found, matcher, scene_seed), Measured.find(sources)
-    with claimed(Path(out), "figures") as folder:
-        figures, tables = draw_all(lookup, FIGURES, folder / "figures"), complete(lookup, measured)
+    parts = len(FIGURES) + 1
+    with claimed(Path(out), "figures") as folder, tqdm(total=parts, desc="report", unit="part", disable=None) as bar:
+        figures: dict[str, str] = {}
+        for name, drawn in FIGURES.items():
+            bar.set_postfix_str(f"figure: {name}")
+            figures |= draw_all(lookup, {name: drawn}, folder / "figures")
+            bar.update()
+        bar.set_postfix_str("tables")
+        tables = complete(lookup, measured)
         if (elsewhere := strangers(found)).rows:
             tables.append(elsewhere)
+        bar.update()
         write_text(folder / "REPORT.md", markdown(lookup, tables, figures))
         write_text(folder / "report.html", page(lookup, tables, figures))
     return folder / "report.html"

@@ -106,8 +106,9 @@ def baselines(lookup: Lookup) -> Table:
             rows.append((_name(name), *cells))
     return Table(
         "Baselines that need no learning, door",
-        "Replay tracks the reference's hand path, moved by how far the object stands from where it stood at the first "
-        "frame; it never looks again. Undisturbed, these tests cannot tell a policy from a tape recorder.",
+        "Why they differ: the expert knows the simulator's state, the servo looks again every eight steps, replay "
+        "looks once and then plays the reference's hand path, moved by how far the object stands elsewhere, and "
+        "zeros never moves. Undisturbed, these tests cannot tell a policy from a tape recorder.",
         ("Who", *(CONDITION_NAMES[c] for c in conditions)),
         tuple(rows),
     )
@@ -175,7 +176,7 @@ def exchanges(lookup: Lookup) -> Table:
 
 
 def strangers(episodes: Sequence[Episode]) -> Table:
-    """Seen by another camera, or with masks that were carried: recordings of somebody else's."""
+    """Seen by another camera, or with masks that were carried: recordings by another camera."""
 
     def key(e: Episode) -> tuple[str, ...]:
         scenes = f"{e.condition}, seed {e.scene_seed}"
@@ -216,7 +217,7 @@ def viewpoints(lookup: Lookup) -> Figure:
 
 
 def _draw(axis: plt.Axes, who: Contenders, names: Sequence[str], kind: str, zero: str = "") -> None:
-    """A line for everybody who was measured at two sizes of a fault or more; `zero` is the disturbance of size 0."""
+    """A line for each policy measured at two sizes of a fault or more; `zero` is the disturbance of size 0."""
     sizes = sorted({magnitude(e.disturbance)[1] for e in who.rows if e.disturbance.startswith(f"{kind}=")} - {0.0})
     at = {0.0: zero} | {size: f"{kind}={size:g}" for size in sizes}
     for number, name in enumerate(names):

@@ -111,7 +111,7 @@ def paired_difference(ours: Sequence[Episode], theirs: Sequence[Episode]) -> Dif
 
 
 def difference(ours: Mapping[tuple, float], theirs: Mapping[tuple, float]) -> Difference | None:
-    """The same of anybody's successes, by what two rollouts share: the configuration first. None without a match."""
+    """The same of any successes, by what two rollouts share: the configuration first. None without a match."""
     matched = sorted(ours.keys() & theirs.keys())
     if not matched:
         return None

@@ -18,7 +18,7 @@ from .lookup import PHASES, Lookup, door_follows, first_chunk_follows, matching
 from .paper import Cell, Line
 from .statistics import paired_difference, percent, share
 
-NOT_MEASURED = "not measured"  # a cell of a row in which something else was; other rows are left out
+NOT_MEASURED = "–"  # a cell of a row in which something else was measured; other rows are left out
 
 
 @dataclass(frozen=True)

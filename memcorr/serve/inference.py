@@ -3,7 +3,7 @@
 Torch computes here and nowhere else, so the event loop goes on answering, and the bits of a plan depend
 neither on who else is served nor on when. What fails, fails alone: a batch that raises is computed again one
 request at a time, and only the request that raises then gets an error. A second thread makes references ready, one
-after the other: whoever chooses one waits for it, and nobody's plans do.
+after the other: the client that chooses one waits for it; the others' plans do not.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class Inference:
         return waiting.answer
 
     def make_ready(self, reference: ServedReference) -> Future[None]:
-        """Done when a look at it takes no longer than a look; before, nobody should look."""
+        """Done when the reference is prepared; a plan before that would be late."""
         done: Future[None] = Future()
         if reference.ready:
             done.set_result(None)
@@ -178,7 +178,7 @@ class Inference:
         with threads(self.thread_count):
             while (chosen := self._chosen.get()) is not None:
                 reference, done = chosen
-                if not done.set_running_or_notify_cancel():  # whoever chose it is gone
+                if not done.set_running_or_notify_cancel():  # the client that chose it is gone
                     continue
                 try:
                     if not reference.ready:
@@ -223,8 +223,8 @@ class Inference:
         return all(np.array_equal(row, rows[0]) for row in rows)
 
     def _collected(self, first: _Waiting) -> tuple[list[_Waiting], bool]:
-        """Who waits already, up to the number of slots, and whether nobody comes after them. There is no waiting
-        for company: it forms by itself while a batch is computed."""
+        """The requests that wait already, up to the number of slots, and whether the queue is empty after them. Nothing
+        waits for others to come: they come while a batch is computed."""
         batch = [first]
         while len(batch) < self.slots:
             try:
@@ -237,7 +237,7 @@ class Inference:
         return batch, False
 
     def _settle(self, batch: Sequence[_Waiting]) -> None:
-        """Answers everybody in the batch, whatever happens."""
+        """Answers every request of the batch, also after an error."""
         began = time.perf_counter()
         try:
             seen = [self._masked(w) for w in batch]

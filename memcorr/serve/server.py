@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 SHORTEST_KEY = 16
 PAUSE = 1.0  # seconds that too many uploads are made to wait for their refusal
-LINES = 100  # of the log in a minute, whatever strangers do
+LINES = 100  # of the log in a minute, however many connections fail
 FAILED = "the server failed on this message; its log says why"
 
 

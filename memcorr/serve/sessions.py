@@ -22,7 +22,7 @@ from .protocol import Message, Refused, Upload
 log = logging.getLogger(__name__)
 NOTHING_YET = Guard()
 UPLOADS = 4  # that a client may bring; the oldest is forgotten
-LOADED = 256  # references of the store in memory that nobody may be following; their images are not
+LOADED = 256  # references of the store kept in memory, followed or not; their images are not
 
 
 class Library:

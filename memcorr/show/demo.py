@@ -1,8 +1,8 @@
-"""`memcorr demo`: a learned policy follows one recording of a door; the servo, which learned nothing, follows one of a
-window and of a handle, also when disturbed.
+"""`memcorr demo`: eight rollouts, each shown once on one page.
 
-Records the reference demonstrations, rolls out chapter by chapter, and leaves videos and one self-contained page
-that explains what was seen.
+A learned policy and the servo, which learned nothing, follow the same two recordings of a door, side by side. Then the
+servo alone: an object that nobody trained on, an object that is set back on the way, a reference that is exchanged.
+The references are recorded first. Every rollout is the one that `memcorr evaluate` judges in that scene.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import base64
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,150 +19,259 @@ from typing import Any
 import cv2
 import numpy as np
 from numpy.typing import NDArray
+from tqdm import tqdm
 
-from ..demos.collect import collect
+from ..demos.collect import prepare, record
+from ..demos.store import Store
 from ..errors import UserError
-from ..evaluation.episodes import Episode
-from ..evaluation.evaluate import evaluate, find_subject, usual
-from ..evaluation.intervention import Intervention, ReferenceChoice
-from ..files import content_of
+from ..evaluation.controllers import REFERENCE_PAIR
+from ..evaluation.evaluate import find_subject, list_jobs, usual
+from ..evaluation.intervention import Intervention
+from ..files import content_of, read_json
 from ..folders import claimed, write_text, written_whole
 from ..frames import Camera
 from ..policy.servo import SERVO
 from ..spec import DOOR, SPEC, WORLD_TASKS, Array, Task, TestSet
+from ..workers import Workers, spread
 from ..worlds.disturbances import Disturbance
+from ..worlds.expert import begin
 from ..worlds.pairs import find_pair
-from ..worlds.scenes import evaluation_scenes
-from .story import Story, watch
+from ..worlds.scenes import demonstration_scenes, evaluation_scenes
+from ..worlds.world import PICTURE, shared_world
+from .counts import COUNTS
+from .story import Story, tell
 from .video import pictures, planned_path, write_video
 
 log = logging.getLogger(__name__)
 TEMPLATE = Path(__file__).parent / "demo.html"
 FARTHEST = 1.3  # progress at which the chart ends
+EVERY = 2  # control steps from one picture of the page to the next
+LEARNED = "learned"  # stands for the policy that the demonstration is of
 
 
 @dataclass(frozen=True)
 class Chapter:
-    """One thing to see: a world, what goes wrong in it, and which references are handed over."""
+    """One thing to see: who follows which recordings, where, and what goes wrong on the way."""
 
+    name: str  # in counts.json
     title: str
+    text: str
     world: str
+    tasks: tuple[Task, ...]
     condition: TestSet = "combined"
-    references: tuple[ReferenceChoice, ...] = ("correct",)
+    policies: tuple[str, ...] = (SERVO,)
     disturbance: str = ""
     swap: int = 0
-    policy: str = ""  # instead of the one that the demonstration is of
 
 
 CHAPTERS: tuple[Chapter, ...] = (
-    Chapter("learned policy: a door, elsewhere and seen from another side", DOOR, references=("correct", "opposite")),
-    Chapter("servo, not learned: a window", "window", policy=SERVO),
-    Chapter("servo: a handle is set back on the way", "handle", "boundary", disturbance="set-back", policy=SERVO),
-    Chapter("servo: another reference in mid-episode", "handle", "boundary", swap=48, policy=SERVO),
+    Chapter(
+        "door",
+        "A door: learned policy and servo side by side",
+        "All four begin in the same state: the door stands where it never stood in training, the camera is turned by "
+        "15°. Above, both are shown how a door is opened; below, how it is closed. Nothing else tells them what to do.",
+        DOOR,
+        ("open", "close"),
+        policies=(LEARNED, SERVO),
+    ),
+    Chapter(
+        "window",
+        "A window: nobody trained on it",
+        "Neither the matcher nor any policy has practised on a window. The servo needs one recording and no training.",
+        "window",
+        ("open", "close"),
+        "extreme",
+    ),
+    Chapter(
+        "set-back",
+        "A disturbance: set back on the way",
+        "Halfway through, the handle jumps back to its start. The servo looks again every eight steps and begins anew.",
+        "handle",
+        ("press",),
+        "boundary",
+        disturbance="set-back",
+    ),
+    Chapter(
+        "exchange",
+        "An exchange: another reference",
+        "After 48 steps the reference is taken away and the opposite one is handed over. From then on that one counts.",
+        "handle",
+        ("pull",),
+        "boundary",
+        swap=48,
+    ),
 )
 
 
-def demo(out: Path, policy: str, scenes: int, scene_seed: int, workers: int) -> Path:
+@dataclass(frozen=True)
+class Part:
+    """The rollouts of one world, for one worker: it records the references that they follow."""
+
+    world: str
+    chapters: tuple[Chapter, ...]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One rollout on its way to the page; without its content, it is about to begin."""
+
+    chapter: str
+    who: str  # '' while a reference is recorded
+    task: Task
+    content: dict[str, Any] | None = None
+    strip: NDArray[np.uint8] | None = None
+
+    def __str__(self) -> str:
+        if not self.who:
+            return f"recording a reference: {self.chapter}, {self.task}"
+        who = "servo" if self.who == SERVO else "learned policy"
+        return f"{self.chapter}: {who}, {self.task}"
+
+
+@dataclass(frozen=True)
+class Telling:
+    """What a worker does with a stream of parts."""
+
+    out: Path
+    policy: str
+    scene: int
+    scene_seed: int
+
+    def __call__(self, parts: Iterator[Part]) -> Iterator[Shown]:
+        for part in parts:
+            data = self.out / ("demos" if part.world == DOOR else f"demos-{part.world}")
+            data.mkdir(parents=True, exist_ok=True)
+            for recorded, task in prepare(data, 1, 0, part.world, disturbed=False):
+                yield Shown(part.world, "", task)
+                record(data, recorded, task)
+            for chapter in part.chapters:
+                for who in chapter.policies:
+                    yield from self.rollouts(chapter, who, data)
+
+    def rollouts(self, chapter: Chapter, who: str, data: Path) -> Iterator[Shown]:
+        policy = self.policy if who == LEARNED else who
+        shown = usual(policy, Intervention(swap=chapter.swap))
+        wrong = [Disturbance.parse(chapter.disturbance)] if chapter.disturbance else []
+        jobs = list_jobs([chapter.condition], self.scene_seed, chapter.tasks, [self.scene], chapter.world, wrong)
+        yield Shown(chapter.name, who, " and ".join(chapter.tasks))
+        for story in tell(policy, shown, jobs, data, EVERY):
+            video = write_video(story, self.out)
+            content = as_content(story, who, video, references(story, data))
+            yield Shown(chapter.name, who, story.row.task, content, strip(story))
+
+
+def demo(out: Path, policy: str, scene: int, scene_seed: int, workers: Workers) -> Path:
     """Returns the page."""
     available = min(len(evaluation_scenes(chapter.condition, scene_seed)) for chapter in CHAPTERS)
-    if not 1 <= scenes <= available:
-        raise UserError(f"--scenes {scenes}: give 1 to {available}")
+    if not 0 <= scene < available:
+        raise UserError(f"--scene {scene}: give 0 to {available - 1}")
     subject = find_subject(policy)
     if subject.policy != SERVO and not (subject.recipe and subject.recipe.needs_matches):
         raise UserError(f"--policy {policy}: the demonstration needs one that follows a reference by its points")
     with claimed(out):  # until its last file is there
-        return tell(out, policy, scenes, scene_seed, workers)
+        told = show(Telling(out, policy, scene, scene_seed), workers)
+        return write_page(out, told)
 
 
-def tell(out: Path, policy: str, scenes: int, scene_seed: int, workers: int) -> Path:
-    """Records, rolls out, films and writes down."""
-    counts, stories, videos = [], [], []
-    for chapter in CHAPTERS:
-        who = chapter.policy or policy
-        data = out / ("demos" if chapter.world == DOOR else f"demos-{chapter.world}")
-        collect(data, pairs=1, seed=0, workers=1, world=chapter.world)
-        for choice in chapter.references:
-            shown = usual(who, Intervention(reference=choice, swap=chapter.swap))
-            rows = evaluate(
-                who,
-                out,
-                conditions=[chapter.condition],
-                shown=shown,
-                world=chapter.world,
-                disturbances=[Disturbance.parse(chapter.disturbance)] if chapter.disturbance else [],
-                scene_seed=scene_seed,
-                scenes=range(scenes),
-                data=data,
-                workers=workers,
-            )
-            counts += [count(rows, chapter, choice, task) for task in WORLD_TASKS[chapter.world]]
-            stories.append(watch(who, shown, rows[0], data))
-            videos.append(write_video(stories[-1], out))
-            log.info("\n".join(sentence(c) for c in counts[-2:]))
-    strip = filmstrip(stories, out / "demo.jpg")
+def show(telling: Telling, workers: Workers) -> list[Shown]:
+    """All rollouts, in the order of the page; a line says what is being shown."""
+    parts = [Part(world, tuple(c for c in CHAPTERS if c.world == world)) for world in dict.fromkeys(worlds())]
+    order = [(c.name, who, task) for c in CHAPTERS for task in c.tasks for who in c.policies]
+    told: dict[tuple[str, str, Task], Shown] = {}
+    bar = tqdm(total=len(order), unit="rollout", desc="beginning")
+    with bar, closing(spread(telling, parts, workers)) as events:
+        for event in events:
+            if event.content is None:
+                bar.set_description(str(event))
+                continue
+            told[event.chapter, event.who, event.task] = event
+            bar.update()
+    for key in order:
+        log.info(f"{told[key]}: {outcome(told[key].content)}")
+    return [told[key] for key in order]
+
+
+def worlds() -> list[str]:
+    return [chapter.world for chapter in CHAPTERS]
+
+
+def outcome(content: dict[str, Any] | None) -> str:
+    assert content is not None
+    return f"done after {content['steps']} steps" if content["success"] else f"not done in {content['steps']} steps"
+
+
+def write_page(out: Path, told: Sequence[Shown]) -> Path:
+    picture = filmstrip([one.strip for one in told if one.strip is not None], out / "demo.jpg")
+    counts = read_json(COUNTS, dict[str, list[str]], "counts of rollouts")
+    chapters = [
+        {
+            "title": chapter.title,
+            "text": chapter.text,
+            "counts": counts.get(chapter.name, []),
+            "columns": len(chapter.policies) if len(chapter.policies) > 1 else len(chapter.tasks),
+            "stories": [one.content for one in told if one.chapter == chapter.name],
+        }
+        for chapter in CHAPTERS
+    ]
     page = out / "demo.html"
-    titles = [chapter.title for chapter in CHAPTERS for _ in chapter.references]
-    content = {
-        "counts": counts,
-        "executed": SPEC.executed,
-        "stories": [as_content(*parts) for parts in zip(titles, stories, videos, strict=True)],
-    }
-    write_text(page, content_of(TEMPLATE).decode().replace("{{DATA}}", json.dumps(content).replace("</", "<\\/")))
-    written = ", ".join(path.name for path in (*videos, strip))
-    log.info(f"wrote {written} and the page {page}: open it in a browser")
+    content = json.dumps({"chapters": chapters, "executed": SPEC.executed, "every": EVERY}).replace("</", "<\\/")
+    write_text(page, content_of(TEMPLATE).decode().replace("{{DATA}}", content))
+    log.info(f"wrote {len(told)} videos and {picture} beside the page {page}: open it in a browser")
     return page
 
 
-def filmstrip(stories: Sequence[Story], path: Path) -> Path:
-    """One row per story: how it starts, how it goes on, how it ends."""
-    rows = []
-    for story in stories:
-        last = len(story.moments) - 1
-        chosen = [p for i, p in enumerate(pictures(story)) if i in (0, round(0.6 * last), last)]
-        rows.append(
-            np.concatenate([cv2.resize(p, None, fx=0.5, fy=0.5, interpolation=cv2.INTER_AREA) for p in chosen], 1)
-        )
-    ok, jpeg = cv2.imencode(".jpg", cv2.cvtColor(np.concatenate(rows), cv2.COLOR_RGB2BGR))
+def strip(story: Story) -> NDArray[np.uint8]:
+    """How it starts, how it goes on, how it ends."""
+    last = len(story.moments) - 1
+    chosen = [p for i, p in enumerate(pictures(story)) if i in (0, round(0.6 * last), last)]
+    return np.concatenate([cv2.resize(p, None, fx=0.5, fy=0.5, interpolation=cv2.INTER_AREA) for p in chosen], 1)
+
+
+def filmstrip(strips: Sequence[NDArray[np.uint8]], path: Path) -> Path:
+    """One row per rollout."""
+    ok, jpeg = cv2.imencode(".jpg", cv2.cvtColor(np.concatenate(strips), cv2.COLOR_RGB2BGR))
     assert ok
     with written_whole(path) as temporary:
         temporary.write_bytes(jpeg.tobytes())
     return path
 
 
-def count(rows: Sequence[Episode], chapter: Chapter, choice: ReferenceChoice, task: Task) -> dict[str, Any]:
-    """Successes, and first chunks that go the way of the reference supplied at the start."""
-    here = [row for row in rows if row.task == task]
-    return {
-        "title": chapter.title,
-        "reference": choice,
-        "task": task,
-        "successes": sum(row.success for row in here),
-        "following": sum(r.first_chunk_direction == r.shown.supplied(task, r.world, 0) for r in here),
-        "rollouts": len(here),
-    }
+def references(story: Story, data: Path) -> dict[tuple[Task, int], str]:
+    """A picture of every reference frame that was supplied, drawn anew with more pixels: the recording is repeated from
+    its start. Where the repetition is not the recording, the recorded image stands."""
+    wanted: dict[Task, dict[int, str]] = {}
+    for one in story.references:
+        if one is not None:
+            wanted.setdefault(one.task, {})[one.j] = image_url(one.frame.rgb)
+    world = shared_world(story.row.world)
+    for task, frames in wanted.items():
+        recorded = Store.open(data).demonstration(REFERENCE_PAIR, task)
+        begin(world, demonstration_scenes(0, 1, story.row.world)[0], task)
+        for j in range(max(frames) + 1):
+            if j in frames and np.array_equal(world.gripper, recorded.gripper[j]):
+                frames[j] = image_url(world.picture())
+            world.step(recorded.action[j])
+    return {(task, j): url for task, frames in wanted.items() for j, url in frames.items()}
 
 
-def sentence(c: dict[str, Any]) -> str:
-    follows = f"first chunk follows {c['following']}/{c['rollouts']}"
-    return (
-        f"{c['task']:6} {c['reference']:8} reference   done {c['successes']}/{c['rollouts']}   {follows}   {c['title']}"
-    )
-
-
-def as_content(title: str, story: Story, video: Path) -> dict[str, Any]:
+def as_content(story: Story, who: str, video: Path, drawn: dict[tuple[Task, int], str]) -> dict[str, Any]:
     """A story as the page's script reads it; pixels are those of the 128x128 images."""
     row = story.row
-    first, second = WORLD_TASKS[row.world]
+    last, shown = story.moments[-1], [one for one in story.references if one is not None]
     return {
-        "title": f"{title}: {row.task}"
-        + (f", shown how to {story.reference_task}" * (row.task != story.reference_task)),
+        "who": "servo, not learned" if who == SERVO else "learned policy",
         "task": row.task,
-        "goals": [first, second],
+        "shown": list(dict.fromkeys(one.task for one in shown)),  # in the order of their supply
+        "goals": list(WORLD_TASKS[row.world]),
         "goal": [round(100 * progress, 1) for progress in goal(row.world, row.task)],
-        "video": as_url(content_of(video), "video/mp4"),
+        "success": last.success,
+        "steps": row.steps,
+        "video": video.name,
         "progress": [round(100 * m.progress, 1) for m in story.moments],
         "swap": row.shown.swap,
-        "decisions": [decision(story, k) for k in range(len(story.answers))],
+        "pictures": [image_url(m.picture) for m in story.moments if m.picture is not None],
+        "references": sorted(set(drawn.values())),
+        "decisions": [decision(story, k, drawn) for k in range(len(story.answers))],
     }
 
 
@@ -172,7 +282,7 @@ def goal(world: str, task: Task) -> tuple[float, float]:
     return (bounds[1], FARTHEST) if task == pair.tasks[0] else (-FARTHEST, bounds[0])
 
 
-def decision(story: Story, k: int) -> dict[str, Any]:
+def decision(story: Story, k: int, drawn: dict[tuple[Task, int], str]) -> dict[str, Any]:
     answer, reference, step = story.answers[k], story.references[k], k * SPEC.executed
     plan = answer.plan
     live = story.moments[step].live
@@ -190,14 +300,12 @@ def decision(story: Story, k: int) -> dict[str, Any]:
         "step": step,
         "frame": reference.j,
         "reference": reference.task,
-        "reference_image": image_url(reference.frame.rgb),
-        "live_image": image_url(live.rgb),
+        "picture": sorted(set(drawn.values())).index(drawn[reference.task, reference.j]),
         "points": [dict(zip(("reference", "live", "elsewhere", "confidence"), p, strict=True)) for p in points],
         "gripper_reference": pixels(seen, reference.frame.gripper[None])[0],
         "gripper_live": pixels(live.camera, live.gripper[None])[0],
         "future": pixels(seen, reference.future),
         "path": pixels(live.camera, planned_path(live.gripper, plan.actions)),
-        "chunk": plan.actions[:, :3].round(3).tolist(),
         "error_mm": answer.match_error_mm,
     }
 
@@ -209,10 +317,9 @@ def pixels(camera: Camera, points: Array) -> list[list[float]]:
 
 
 def image_url(rgb: NDArray[np.uint8]) -> str:
-    ok, png = cv2.imencode(".png", cv2.cvtColor(rgb, cv2.COLOR_RGB2BGR))
+    quality = (
+        [cv2.IMWRITE_WEBP_QUALITY, 80] if len(rgb) == PICTURE else [cv2.IMWRITE_WEBP_QUALITY, 101]
+    )  # 101: lossless
+    ok, image = cv2.imencode(".webp", cv2.cvtColor(rgb, cv2.COLOR_RGB2BGR), quality)
     assert ok
-    return as_url(png.tobytes(), "image/png")
-
-
-def as_url(content: bytes | bytearray, kind: str) -> str:
-    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+    return f"data:image/webp;base64,{base64.b64encode(image.tobytes()).decode()}"

@@ -163,6 +163,8 @@ def changed(recipe: Experiment, changes: dict[str, str]) -> Experiment:
             values[name] = decoded(text.encode(), Any)
         except ValueError:
             values[name] = text
+        if name == "updates" and isinstance(values[name], int):  # all of them in stage one
+            values[name] = [values[name], 0]
     try:
         made = converted(dataclasses.asdict(recipe) | values, Experiment)
     except ValueError as problem:

@@ -282,9 +282,9 @@ def drive(run: Run, validation: Validation, quiet: bool) -> None:
     if stopped:
         log.info(f"stopped after update {run.update} of {run.end}")
         listener = signal.getsignal(requested[0]) if requested else None
-        if callable(listener):  # whoever called may tell SIGTERM from Ctrl-C
+        if callable(listener):  # the caller may tell SIGTERM from Ctrl-C
             listener(requested[0], None)
-        raise KeyboardInterrupt  # so that nobody goes on as if training were done
+        raise KeyboardInterrupt  # so that no caller goes on as if training were done
 
 
 def outcome(run: Run, data: Path) -> str:

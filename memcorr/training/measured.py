@@ -55,7 +55,7 @@ def declared_pairs(demonstrations: Sequence[Demonstration]) -> tuple[Rows, int, 
 
 
 def fitted(recipe: Experiment, demonstrations: Sequence[Demonstration]) -> tuple[Experiment, Rows, list[str]]:
-    """The recipe with what the data decides, its pairs, and what to tell whoever trains."""
+    """The recipe with what the data decides, its pairs, and what to tell the user."""
     if recipe.visual or recipe.references != 1 or recipe.disturbed or not recipe.resampled_errors:
         raise UserError(
             f"{recipe.name}: measured rows are for relation policies with resampled errors and one reference"

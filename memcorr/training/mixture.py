@@ -118,7 +118,7 @@ class Resampled:
     confidence: Array  # (R, 16)
     valid: NDArray[np.bool_]  # (R, 16)
     largest: float  # errors are taken up to so many times
-    own_points: bool = False  # each row keeps its points: without truth nobody knows where another's would belong
+    own_points: bool = False  # each row keeps its points: without truth it is unknown where another's would belong
 
     @staticmethod
     def of(dataset: Dataset, cache: Cache, largest: float) -> Resampled:

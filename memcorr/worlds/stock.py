@@ -69,7 +69,7 @@ def environment(name: str) -> tuple[Any, Any, bool]:
         env = ALL_V3_ENVIRONMENTS[key]()
     env._partially_observable = False
     env._set_task_called = True
-    env.max_path_length = 10**9  # whoever rolls out counts
+    env.max_path_length = 10**9  # the rollout counts its steps itself
     scripted: Any = ENV_POLICY_MAP[key]
     return env, scripted(), along
 

@@ -46,11 +46,12 @@ AWAY = np.array([5.0, 5.0, 0.0])  # where an object is parked while the hand set
 CAMERA_NAME = "memcorr"
 CAMERA_OFFSET = np.array([0.75, 0.1, 0.85]) - np.array([0.0, 0.6, 0.15])  # of the door's camera from what it looks at
 CAMERA_FOVY = 45.0
+PICTURE = 320  # pixels of one side of a picture for people
 
 
 @dataclass(frozen=True)
 class View:
-    """A camera of somebody else's instead of the pair's own; hashable, so that worlds can be shared."""
+    """A user's own camera instead of the pair's own; hashable, so that worlds can be shared."""
 
     position: tuple[float, float, float]  # metres, world frame
     rotation: tuple[float, ...]  # 9, row by row: OpenCV camera axes -> world
@@ -144,6 +145,14 @@ class World:
         self.model.cam_fovy[self._camera] = self.view.fovy
         return Renderer(self.model, CAMERA_NAME, self._body, self.view.size)
 
+    @cached_property
+    def _large(self) -> Renderer:
+        return Renderer(self.model, CAMERA_NAME, self._body, PICTURE)
+
+    def picture(self) -> NDArray[np.uint8]:
+        """What the policy's camera sees, with more pixels, for people (PICTURE, PICTURE, 3)."""
+        return self._large.render(self.data, PICTURE)[0]
+
     def _settle(self) -> Array:
         """The robot at rest at the shared start, as a full MuJoCo integration state; `reset` places the object."""
         if self.pair.parked:
@@ -202,7 +211,7 @@ class World:
     @property
     def diverged(self) -> bool:
         """Whether the physics broke down since the last reset. MuJoCo then starts over from the model's
-        default pose, in which the door is closed: an invented success unless somebody looks here."""
+        default pose, in which the door is closed: a false success if this were not checked."""
         return any(self.data.warning[warning].number for warning in DIVERGED)
 
     def set_joint(self, q: float) -> None:

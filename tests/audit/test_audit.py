@@ -23,6 +23,7 @@ from memcorr.audit.evidence import (
     of_trials,
     summarised,
     verdict,
+    why_unsure,
 )
 from memcorr.audit.offline import audit_offline
 from memcorr.audit.online import GymEnvironment, WorldEnvironment, audit_online, noised
@@ -107,6 +108,9 @@ def test_recorded_data_tells_it_too(store: Store, tapes: dict[str, Demonstration
 def test_where_all_scenes_are_alike_the_interval_is_not_a_point() -> None:
     few = summarised("gap", "points", 0.0, [(str(scene), 0.0) for scene in range(4)])
     assert few.low < -50 and few.high > 50 and few.verdict == "cannot tell"
+    assert "4 scenes, and at least 5 are needed" in why_unsure(few)
+    wide = summarised("gap", "points", 0.0, [(str(scene), 0.0) for scene in range(6)])
+    assert wide.verdict == "cannot tell" and "6 scenes leave room for 20 points" in why_unsure(wide)
     many = summarised("gap", "points", 0.0, [(str(scene), 0.0) for scene in range(100)])
     assert -5 < many.low < 0 < many.high < 5 and many.verdict == "does not listen"
     sure = summarised("gap", "points", 0.0, [(str(scene), 100.0) for scene in range(10)])

@@ -117,7 +117,7 @@ def test_demonstrations_and_matches_are_the_same_bytes(jobs_of_ours: Workers, st
     ("address", "words"),
     [
         ("nonsense", "give HOST:PORT of a Ray cluster, slurm or local-jobs"),
-        ("127.0.0.1:1", "nobody answers there"),
+        ("127.0.0.1:1", "nothing answers there"),
         ("slurm", "there is no sbatch here"),
     ],
 )

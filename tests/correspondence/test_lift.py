@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +22,7 @@ from memcorr.correspondence.lift import (
     relief,
     sample_depth,
 )
-from memcorr.correspondence.matcher import Matcher, load_matcher, sample_bilinear
+from memcorr.correspondence.matcher import Matcher, load_matcher, sample_bilinear, weights_digest
 from memcorr.correspondence.matches import Matches, ground_truth_matches, residuals
 from memcorr.correspondence.rigid import carried
 from memcorr.demos.store import Store
@@ -222,6 +225,41 @@ def test_relief_is_the_depth_range_of_the_object_alone(frame: Frame) -> None:
 def test_unknown_matcher() -> None:
     with pytest.raises(UserError, match="choose one of embedded"):
         load_matcher("telepathy")
+
+
+OWN = """
+import memcorr
+
+class Mine(memcorr.Matcher):
+    name = "mine"
+    def encode(self, crops): return list(crops)
+    def match(self, references, pixels, queries): return pixels, 1.0 + 0 * pixels[..., 0]
+
+class Half:
+    def encode(self, crops): return list(crops)
+"""
+
+
+def test_a_matcher_of_ones_own_is_named_by_its_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MODULE:CLASS, from the working directory; rows tell its code apart by a digest."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_matcher_of_a_test.py").write_text(OWN)
+    name = "own_matcher_of_a_test:Mine"
+    matcher = load_matcher(name)
+    pixels = np.array([[[3.0, 4.0]]])
+    located, confidence = matcher.match(
+        matcher.encode(np.zeros((1, 128, 128, 3), np.uint8)), pixels, np.zeros((1, 128, 128, 3), np.uint8)
+    )
+    assert (located == pixels).all() and confidence.item() == 1.0 and matcher.abstains_below == 0.0
+    assert len(weights_digest(name)) == 12 and str(tmp_path) not in sys.path
+    for wrong, said in (
+        ("own_matcher_of_a_test:Half", "no method match; derive it from memcorr.Matcher"),
+        ("own_matcher_of_a_test:Nobody", "has no Nobody"),
+        ("no_such_module:Mine", "No module named"),
+        ("mine.py:Mine()", "give MODULE:CLASS"),
+    ):
+        with pytest.raises(UserError, match=re.escape(said)):
+            load_matcher(wrong)
 
 
 def test_holes_in_the_depth_do_not_pull_points_towards_the_camera(world: World) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from memcorr.cli import main
 from memcorr.demos.collect import collect
 from memcorr.demos.store import Store, demonstration_path
 from memcorr.errors import UserError
@@ -139,14 +140,33 @@ def test_store_of_another_layout_is_refused_and_left_alone(copy: Path) -> None:
         Store.open(copy)
 
 
-def test_other_bad_inputs(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    assert_one_clear_line(run_cli("collect", "--out", str(tmp_path / "file" / "x")), "cannot write to folder", "--out")
-    assert_one_clear_line(run_cli("collect", "--out", str(tmp_path / "a"), "--pairs", "101"), "from 1 to 100")
-    assert_one_clear_line(run_cli("bench", "nonsense"), "choose from observe, step")
-    assert_one_clear_line(
-        run_cli("evaluate", "expert", "--condition", "sideways"), "sideways", "choose one of validation"
-    )
+@pytest.mark.parametrize(
+    ("arguments", "needles"),
+    [
+        (("collect", "--out", "file/x"), ("cannot write to folder", "--out")),
+        (("collect", "--out", "a", "--pairs", "101"), ("from 1 to 100",)),
+        (("bench", "nonsense"), ("choose from observe, step",)),
+        (("evaluate", "expert", "--condition", "sideways"), ("sideways", "choose one of validation")),
+    ],
+)
+def test_other_bad_inputs(
+    arguments: tuple[str, ...],
+    needles: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("")
+    monkeypatch.setattr(sys, "argv", ["memcorr", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    (line,) = filter(None, capsys.readouterr().err.splitlines())
+    assert line.startswith("memcorr: ") and all(needle in line for needle in needles)
+
+
+def test_an_opengl_that_does_not_exist_is_one_line(tmp_path: Path) -> None:
     assert_one_clear_line(run_cli("collect", "--out", str(tmp_path / "b"), MUJOCO_GL="nonsense"), "MUJOCO_GL")
     with pytest.raises(UserError, match="memcorr collect"):
         Store.open(tmp_path)

@@ -12,7 +12,7 @@ from memcorr.correspondence.matches import Matches
 from memcorr.demos.store import Store
 from memcorr.errors import UserError
 from memcorr.evaluation.sensors import WRONG_SETUPS
-from memcorr.following.doubts import Witness, at_first_look, doubt, hand_surface
+from memcorr.following.doubts import QUANTILES, Witness, at_first_look, colour_quantiles, doubt, hand_surface
 from memcorr.following.step import Relation
 from memcorr.policy.checkpoint import Design
 from memcorr.policy.plan import LARGEST_CHANGE, Guard, Plan
@@ -167,3 +167,9 @@ def test_no_plan_jumps_away_from_what_was_executed_last() -> None:
     near = Plan(wild.actions + rng.uniform(-0.1, 0.1, (16, 4)))
     assert np.array_equal(guard.passed(near, 16, design)[0].actions, near.actions), "what does not jump is left alone"
     assert np.array_equal(Guard().passed(wild, 0, design)[0].actions, wild.actions), "an episode begins as planned"
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (7, 5), (128, 128)])
+def test_colour_quantiles_are_numpys(shape: tuple[int, int]) -> None:
+    rgb = np.random.default_rng(0).integers(0, 256, (*shape, 3), np.uint8) // 3
+    assert np.allclose(colour_quantiles(rgb), np.quantile(rgb.reshape(-1, 3), QUANTILES, axis=0), atol=1e-9)

@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 
 from memcorr.errors import UserError
-from memcorr.evaluation.episodes import EPISODES, Episode, write_episodes
+from memcorr.evaluation.episodes import EPISODES, Episode, Outcome, write_episodes
+from memcorr.evaluation.evaluate import Sources, Subject, episode, list_jobs
+from memcorr.evaluation.rounds import ROUNDS, SCENE_SEED, Round
 from memcorr.files import write_json
 from memcorr.report import paper
+from memcorr.report.contests import contest
 from memcorr.report.lookup import Lookup, door_follows, first_chunk_follows, matching
 from memcorr.report.matching import Measured
 from memcorr.report.page import complete, missing, write_report
@@ -84,8 +87,8 @@ def test_the_papers_counts_reproduce_the_papers_cells(as_published: list[Episode
             continue
         values = table.rows[0][len(line.label) :]
         for theirs, mine, difference in zip(values[::3], values[1::3], values[2::3], strict=True):
-            if theirs in ("not measured", "–"):
-                assert (mine, difference) == ("not measured", "–")
+            if theirs == "–":
+                assert (mine, difference) == ("–", "–")
             else:
                 assert mine.startswith(theirs) and float(difference) == 0
 
@@ -137,7 +140,7 @@ def test_unmeasured_cells_say_so_and_no_rollout_is_dropped() -> None:
     odd = rollouts(Setting(condition="camera").showing(phase_offset=3), 10)
     tables = {table.title: table for table in complete(Lookup([*rows, *odd]), Measured([], []))}
     systems = tables["Complete policy systems"].rows
-    assert systems[0][3] == "not measured" and systems[0][6].startswith("100/150 (66.67 %)")
+    assert systems[0][3] == "–" and systems[0][6].startswith("100/150 (66.67 %)")
     assert "phase +3" in tables["Further measurements"].rows[0][3]
     assert "Paired differences" not in tables
 
@@ -199,9 +202,9 @@ def test_error_tables_stand_beside_the_papers(tmp_path: Path) -> None:
     (tmp_path / "matching.json").write_text(json.dumps({"tables": [live]}))
     tables = {t.title: t for t in complete(Lookup(rollouts(Setting(), 9)), Measured.find([tmp_path]))}
     door = tables["Matching error, door, like for like"]
-    assert door.rows[1][:4] == ("10,000 training rows, mean", "7.95 mm", "2.50 mm", "not measured")
+    assert door.rows[1][:4] == ("10,000 training rows, mean", "7.95 mm", "2.50 mm", "–")
     (row,) = next(t for title, t in tables.items() if "ten worlds" in title).rows
-    assert row == ("plate", "±15°", "1.5 / 3.5 / 9.5, 94 %", "not measured", "1.5 / 2.5 / 9.5, 94 %", "not measured")
+    assert row == ("plate", "±15°", "1.5 / 3.5 / 9.5, 94 %", "–", "1.5 / 2.5 / 9.5, 94 %", "–")
 
 
 def test_error_tables_are_checked_before_they_are_reported(tmp_path: Path) -> None:
@@ -261,3 +264,42 @@ def test_the_committed_report_follows_from_the_committed_rollouts(tmp_path: Path
     results = Path(__file__).parents[2] / "results"
     write_report([results], tmp_path)
     assert (tmp_path / "REPORT.md").read_bytes() == (results / "REPORT.md").read_bytes()
+
+
+def rolled_out(one: Round, who: str, stage: str, every: int) -> list[Episode]:
+    """The rows that `contest` would write for a round; every so many of them is a failure."""
+    subject = Subject("", who, None, stage, "", None)
+    shown = dataclasses.replace(one.shown, phase_from="seen")
+    rows: list[Episode] = []
+    for world in one.worlds:
+        for disturbance in one.disturbances or (None,):
+            named = () if disturbance is None else (disturbance,)
+            for job in list_jobs(one.conditions, SCENE_SEED, (), one.scenes, world, named):
+                outcome = Outcome(success=len(rows) % every != 0)
+                rows.append(episode(subject, shown, job, Sources({}, ""), outcome))
+    return rows
+
+
+def test_the_contest_counts_every_round_and_pairs_it_with_who_learned_nothing() -> None:
+    many, servo = (
+        {one.name: rolled_out(one, who, stage, every) for one in ROUNDS}
+        for who, stage, every in (("memcorr-many", "final", 1000), ("servo", "scripted", 2))
+    )
+    both = [row for side in (many, servo) for rounds in side.values() for row in reversed(rounds)]
+    rows = list({row.key: row for row in reversed(both)}.values())  # as in a file
+    assert contest([row for rounds in servo.values() for row in rounds], "embedded") is None
+    elsewhere = [dataclasses.replace(row, scene_seed=7) for row in rows]
+    table = contest([*rows, *elsewhere], "embedded")
+    assert table is not None and [line[0] for line in table.rows] == [one.name for one in ROUNDS]
+    assert table.header == ("Round", "memcorr-many, learned", "Servo, not learned", "learned minus servo")
+    for one, (_, learned, other, ahead) in zip(ROUNDS, table.rows, strict=True):
+        unique = {row.key: row for row in many[one.name]}
+        assert all(one.has(row) for row in unique.values()), one.name
+        if one.name != "the door's four shifts":  # its first part is the door's part of the trained worlds
+            assert learned.startswith(f"{len(unique) - 1}/{len(unique)} "), (one.name, learned)
+            assert other.startswith(f"{len(unique) // 2}/{len(unique)} "), (one.name, other)
+            points = 100 * (len(unique) // 2 - 1) / len(unique)
+            assert ahead.startswith(f"{points:+.1f} ["), (one.name, ahead)
+    apart = [one for one in ROUNDS if one.name != "the door's four shifts"]
+    for row in (row for one in apart for row in many[one.name]):
+        assert sum(one.has(row) for one in apart) == 1, row

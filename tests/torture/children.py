@@ -147,7 +147,7 @@ def shorten(verb: str) -> None:
     object.__setattr__(SPEC, "episode_steps", STEPS.get(verb, STEPS["collect"]))
     page.FIGURES = {"objective": page.FIGURES["objective"]}
     loop.SAVE_EVERY = loop.LOG_EVERY = 2
-    demo.CHAPTERS = (dataclasses.replace(demo.CHAPTERS[0], references=("correct",)),)
+    demo.CHAPTERS = (dataclasses.replace(demo.CHAPTERS[0], tasks=("open",), policies=("servo",)),)
 
 
 def processor_seconds(child: int) -> float:

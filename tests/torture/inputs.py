@@ -129,7 +129,7 @@ def bad_lines() -> list[list[str]]:
             "--matcher": ["nonsense", "nowhere.safetensors"],
         },
         ("demo",): {
-            "--scenes": [*count, "26"],
+            "--scene": [*whole, "25"],
             "--scene-seed": whole,
             "--workers": count,
             "--policy": [*word, "expert", "zeros", "replay"],

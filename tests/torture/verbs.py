@@ -79,7 +79,7 @@ def lines(here: Path) -> dict[str, list[str]]:
         "evaluate": ["evaluate", "replay", *rolling, "1"],
         "evaluate-policy": ["evaluate", str(run), *rolling, "--tasks", "open", "close"],
         "collect-disturbed": ["collect", "--disturbed", "--world", "drawer", "--pairs", "1", "--workers", "1"],
-        "demo": ["demo", "--policy", str(run), "--scenes", "1", "--workers", "1"],
+        "demo": ["demo", "--policy", str(run), "--workers", "1"],
         "collect-2": ["collect", "--pairs", "1", "--workers", "2"],
         "match-2": [*matching_long, "2"],
     }

@@ -30,7 +30,7 @@ from memcorr.policy.networks.transformer import ActionTransformer
 from memcorr.training import loading
 from memcorr.training.batches import Batches
 from memcorr.training.dataset import Simulated, measure
-from memcorr.training.experiments import EXPERIMENTS, MAIN, Experiment, find_experiment
+from memcorr.training.experiments import EXPERIMENTS, MAIN, Experiment, changed, find_experiment
 from memcorr.training.loop import Run, loss_of, train
 from memcorr.training.metrics import Metrics
 from memcorr.training.optimiser import Weights
@@ -259,6 +259,13 @@ def test_dry_run_prints_config_and_parameter_total(
     assert printed["parameters"] == 1_612_804 and printed["seed"] == 42
     assert converted(printed["experiment"], Experiment) == MAIN
     assert not (tmp_path / "run").exists()
+
+
+def test_one_number_of_updates_is_stage_ones() -> None:
+    assert changed(MAIN, {"updates": "5"}).updates == (5, 0)
+    assert changed(MAIN, {"updates": "[5,3]"}).updates == (5, 3)
+    with pytest.raises(UserError, match="--set updates=many"):
+        changed(MAIN, {"updates": "many"})
 
 
 def test_experiments_differ_from_the_main_one_only_where_the_paper_says() -> None:

@@ -1,4 +1,4 @@
-"""`memcorr data check`: what is there, and what is wrong with it, before anybody learns from it."""
+"""`memcorr data check`: what is there, and what is wrong with it, before a policy learns from it."""
 
 from __future__ import annotations
 
