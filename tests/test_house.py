@@ -189,9 +189,15 @@ def test_the_limit_grows_with_what_other_programs_take(
 
 
 def test_slowness_is_that_of_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three times the work: a machine three times as slow."""
-    once = costs.slowness()
-    plain = costs.work
-    monkeypatch.setattr(costs, "YARDSTICK", costs.YARDSTICK * once.processor)
-    monkeypatch.setattr(costs, "work", lambda: plain() + plain() + plain())
-    assert 2.0 < costs.slowness().processor < 4.5
+    """Work that takes three times the yardstick's seconds of the processor, and five times them by the clock."""
+    passed = {"processor": 0.0, "clock": 0.0}
+
+    def work() -> float:
+        passed["processor"] += 3 * costs.YARDSTICK
+        passed["clock"] += 5 * costs.YARDSTICK
+        return 0.0
+
+    monkeypatch.setattr(costs, "work", work)
+    monkeypatch.setattr(costs.time, "thread_time", lambda: passed["processor"])
+    monkeypatch.setattr(costs.time, "monotonic", lambda: passed["clock"])
+    assert costs.slowness() == pytest.approx((3.0, 5.0))
