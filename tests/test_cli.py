@@ -159,9 +159,7 @@ def test_where_nothing_can_be_drawn_one_line_says_so(environment: dict[str, str]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "line", ["matcher evaluate validation --matcher flow", "evaluate shipped --scenes 0", "demo --scenes 1"]
-)
+@pytest.mark.parametrize("line", ["matcher evaluate validation --matcher flow", "evaluate shipped --scenes 0", "demo"])
 def test_so_it_is_in_every_verb_that_draws(line: str, tmp_path: Path) -> None:
     result = memcorr(*line.split(), "--workers", "1", "--out", "out", cwd=tmp_path, MUJOCO_GL="disable")
     lines = [line for line in result.stderr.replace("\r", "\n").splitlines() if line and "%|" not in line]

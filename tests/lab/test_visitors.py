@@ -1,6 +1,6 @@
 """Who may steer the lab, and what happens when somebody sends it nonsense.
 
-MEMCORR_FULL=1 python -m pytest -s -n 0 tests/lab/test_visitors.py     # 2,000 messages instead of 300
+MEMCORR_FUZZ=2000 python -m pytest -s -n 0 tests/lab/test_visitors.py     # instead of 200 messages
 """
 
 from __future__ import annotations
