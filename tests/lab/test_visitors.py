@@ -1,6 +1,6 @@
 """Who may steer the lab, and what happens when somebody sends it nonsense.
 
-MEMCORR_FUZZ=2000 python -m pytest -s -n 0 tests/lab/test_visitors.py     # instead of 200 messages
+MEMCORR_FUZZ=2000 python -m pytest -s -n 0 tests/lab/test_visitors.py     # instead of 60 messages
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from memcorr.worlds.world import World
 
 ROOT = Path(__file__).parents[2]
 GROWTH = 512  # megabytes; where software draws, a lab has 1 GB before the first message
-MESSAGES = int(os.environ.get("MEMCORR_FUZZ", "200"))
+MESSAGES = int(os.environ.get("MEMCORR_FUZZ", "60"))
 SPOKEN = f"viser-v{viser.__version__}"
 
 
