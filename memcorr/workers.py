@@ -257,11 +257,11 @@ class Answering:
 
 def _answer(number: int) -> None:
     """Its whole life."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asks ends it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent ends it
     _die_with_parent()
     line = Connection(number)
     line.send("begun")
-    with contextlib.suppress(EOFError, ConnectionError):  # nobody asks any more
+    with contextlib.suppress(EOFError, ConnectionError):  # its parent is gone
         while True:
             question, arguments = line.recv()
             try:

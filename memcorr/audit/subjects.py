@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..demos.store import Demonstration
-from ..errors import UserError
+from ..errors import UserError, imported
 from ..evaluation.evaluate import Subject, find_subject
 from ..following.step import Relation
 from ..policy.plan import Follower, Request, initial_noise
@@ -30,20 +27,7 @@ def is_callable_name(text: str) -> bool:
 
 def named(text: str, given: Sequence[str] = ()) -> Any:
     """What `module:name` names, from the working directory too; with arguments `given`, what it makes of them."""
-    module, _, name = text.partition(":")
-    if not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
-        raise UserError(f"{text!r} names nothing: give MODULE:CALLABLE")
-    sys.path.insert(0, os.getcwd())
-    try:
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except ImportError as problem:
-        raise UserError(f"{text}: {problem}") from None
-    except AttributeError:
-        raise UserError(f"{text}: {module} has no {name}") from None
-    finally:
-        sys.path.remove(os.getcwd())
+    found = imported(text, "MODULE:CALLABLE")
     if not callable(found):
         raise UserError(f"{text} is a {type(found).__name__}, not a callable (observation, condition) -> actions")
     made = found(*given) if given else found

@@ -9,7 +9,6 @@ Crops are 128x128 RGB. Pixels are array coordinates: (column, row), integers nam
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import UserError
+from ..errors import UserError, imported
 from ..files import digest_of
 from ..spec import Array
 
@@ -86,18 +85,8 @@ def load_matcher(name: str) -> Matcher:
 
 def _own(name: str) -> Matcher:
     """What the class of this name makes without arguments; its module may lie in the working directory."""
-    module, _, attribute = name.partition(":")
-    if not all(part.isidentifier() for part in (*module.split("."), attribute)):
-        raise UserError(f"--matcher {name}: give MODULE:CLASS, such as mine:Matcher for the class Matcher in mine.py")
-    sys.path.insert(0, os.getcwd())
-    try:
-        factory = getattr(import_module(module), attribute)
-    except ImportError as problem:
-        raise UserError(f"--matcher {name}: {problem}") from None
-    except AttributeError:
-        raise UserError(f"--matcher {name}: {module} has no {attribute}") from None
-    finally:
-        sys.path.remove(os.getcwd())
+    wanted = "MODULE:CLASS, such as mine:Matcher for the class Matcher in mine.py"
+    factory = imported(name, wanted, f"--matcher {name}")
     made = factory() if callable(factory) else factory
     if missing := [
         method for method in ("encode", "match", "lifted_confidence") if not callable(getattr(made, method, None))
